@@ -53,7 +53,7 @@ func (a Audit) check(bad *problems) {
 	a.checkOne(bad)
 }
 
-// checkOne is check for a method that changes one row, so that Seen is allowed.
+// checkOne is check for a method that changes one row: it allows Seen.
 func (a Audit) checkOne(bad *problems) {
 	bad.join(checkText("Seen", a.Seen, maxSeen))
 	if err := checkText("By", a.By, maxBy); err != nil {
@@ -73,9 +73,9 @@ func (a Audit) checkOne(bad *problems) {
 	}
 }
 
-// checkChange returns the mistakes in the arguments of a change of one job or redrive. The parameter bad has the mistakes
-// that the caller has found, and what names the change. If nothing can have the id, the error is ErrNotFound. Otherwise
-// checkChange returns the id as the tables have it.
+// checkChange returns the mistakes in the arguments of a change of one job or redrive. The parameter bad has the
+// mistakes that the caller has found, and the parameter what names the change. If no row can have the id, the error is
+// ErrNotFound. Otherwise checkChange returns the id as the tables have it.
 func (a Audit) checkChange(bad *problems, what, id string) (string, error) {
 	a.checkOne(bad)
 	if err := bad.err(); err != nil {
@@ -118,8 +118,8 @@ const (
 	aRedrive  subject = "redrive"
 	aSchedule subject = "schedule"
 
-	// With these two, the change is made even if the row has changed since, if no person changed it: a job ran, or a
-	// schedule ticked.
+	// With these two, the change is made even if the row has changed since the caller saw it, unless a person changed
+	// it. For example, a job ran, or a schedule ticked.
 	aJobsLife      subject = aJob + life
 	aSchedulesLife subject = aSchedule + life
 
@@ -141,8 +141,8 @@ func (a Audit) requireSeen(ctx context.Context, tx pgx.Tx, of subject, id string
 
 // change compares Audit.Seen with a row, then runs the statement that changes the row, and reads the statement's result
 // into the pointers in to. All of this is one transaction. Another transaction may hold the unique key that a job gets,
-// and wait for the job. If Postgres ends this one because of such a deadlock, change repeats it. If the statement
-// returns no row, the error is ErrNotFound.
+// and wait for the job. If Postgres ends this transaction because of such a deadlock, change repeats it. If the
+// statement returns no row, the error is ErrNotFound.
 func (s *desk) change(ctx context.Context, audit Audit, of subject, id string, to []any, sql string, args ...any) (err error) {
 	for range 3 {
 		err = s.pool.InTx(ctx, func(tx pgx.Tx) error {

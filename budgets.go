@@ -11,15 +11,15 @@ import (
 )
 
 // RetryBudget bounds how many retries become due in any window of the length Per, over all processes. This turns many
-// failures into a steady flow of retries. The zero value sets no budget. A budget that another process or psql has
-// stored in the table drover_budgets stays in force.
+// failures into a steady flow of retries. The zero value sets no budget, and leaves a budget in force that another
+// process or psql has stored in the table drover_budgets.
 //
 // A retry takes the first free slot at or after the end of its backoff. Postgres keeps a calendar of the slots, which
 // are Per / Retries apart. A job uses one budget: its kind's, otherwise its queue's, otherwise the supervisor's for all
 // jobs. Every retry that waits for a backoff uses a slot, including RetryAfter and rescues with a backoff. A first
 // crash, a snooze and a job that is handed back use no slot.
 type RetryBudget struct {
-	// Retries is how many retries may become due in any Per: 1 to 1,000,000, and at most one a microsecond.
+	// Retries is how many retries may become due in any window: 1 to 1,000,000, and at most one a microsecond.
 	Retries int
 
 	// Per is the length of the window, in whole milliseconds, 1 ms to 24 h. Zero means a minute.

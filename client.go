@@ -43,9 +43,9 @@ type Config struct {
 	// its supervisors' handlers.
 	DisableNotify bool
 
-	// Schema is the schema with drover's tables, up to 63 bytes, spelled as in the catalog: without quotes, and with the
-	// same capitals. drover then writes the schema in front of each table and function of its own in each statement, also
-	// in your transactions, and search_path does not matter. Empty means that search_path picks the schema. Migrate with
+	// Schema is the schema with drover's tables, up to 63 bytes, spelled as in the catalog: without quotes, and with
+	// the same capitals. drover then writes the schema in front of its tables and functions in every statement, also in
+	// your transactions, and search_path does not matter. Empty means that search_path picks the schema. Migrate with
 	// migrations.Schema(name).Up.
 	Schema string
 }
@@ -62,14 +62,14 @@ type Client struct {
 	stacks  *engine.Stacks
 	log     *slog.Logger
 	running *registry // the engines of this client's running supervisors
-	process string    // names this client in drover_supervisors, because its supervisors die together
+	process string    // this client's id in drover_supervisors: if the process dies, all supervisors with this id die together
 	lost    sync.Map  // by type of args: the field that would be lost, "" if none; see lostField
 }
 
 // New returns a client that uses the application's pool. Config.Schema names drover's schema; if it is empty, the
 // pool's search_path picks it. New does not connect to the server. It returns an *InvalidError for a mistake in cfg,
-// for a nil pool, and for a pool with a malformed connection string, such as a URL in quotes. pgx would send that URL,
-// with its password, to the server of PGHOST.
+// for a nil pool, and for a pool with a malformed connection string. For example, pgx does not recognise a URL in
+// quotes: it would connect to the server that PGHOST names, and send this server the whole URL with its password.
 func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	var bad problems
 	if pool == nil {
@@ -110,18 +110,19 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 // errors as Supervisor.Run would. Then it checks that the pool's own connections find drover in the same schema.
 //
 // Errors: ErrServerTooOld, ErrNotMigrated, ErrPooler, and an *InvalidError for a pool whose hooks change a setting that
-// drover needs, or whose search_path finds another table before one of drover's tables. Check returns ErrReadOnly only
-// if it finds no other fault, so reads work on that server.
+// drover needs, or whose search_path finds another table before one of drover's tables. If the server accepts no writes
+// and also has another of these faults, Check returns the other fault. So after ErrReadOnly, methods that only read
+// work.
 func (c *Client) Check(ctx context.Context) error { return c.desk.pool.Check(ctx) }
 
 // desk is a client's access to the database. It is safe for concurrent use.
 //
-// The SQL of enqueues is in enqueue_sql.go and unique.go, the SQL of operators in operate*.go, next to the public
-// types that it fills. The SQL of supervisors is in internal/store.
+// The SQL of enqueues is in enqueue_sql.go and unique.go. The SQL of operators is in operate*.go, budgets.go and
+// snapshot.go, next to the public types that it fills. The SQL of supervisors is in internal/store.
 //
-// Names are unqualified. search_path picks the schema, or pg.Names writes it in front of them. Every transaction that
-// the library begins is read committed. The application's default may be repeatable read or serializable. At these
-// levels, a quarter to nine tenths of the claims would fail.
+// The SQL names tables and functions without a schema. Either search_path picks the schema, or pg.Names writes the
+// schema in front of each name. Every transaction that the library begins is read committed, because the application's
+// default may be repeatable read or serializable: at these levels, a quarter to nine tenths of the claims would fail.
 type desk struct {
 	pool          *pg.Pool
 	functionsOnly atomic.Bool // this role may call drover_enqueue, but not write to jobs: see enqueue
@@ -166,10 +167,11 @@ func (r *registry) each(do func(*engine.Engine)) {
 	}
 }
 
-// cancel ends a running job's context in this process.
+// cancel ends the context of a job's run, if one of this client's supervisors runs the job.
 func (r *registry) cancel(id string) { r.each(func(e *engine.Engine) { e.Cancel(id) }) }
 
-// wake makes one of this process' own supervisors look for jobs that are due, before a notification comes.
+// wake makes this client's supervisors look for the jobs that are due now, without waiting for a notification. It wakes
+// one supervisor for each queue and kind.
 func (r *registry) wake(jobs ...*newJob) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -17,10 +17,10 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// maxUncounted is how many runs of a job DontCount gives back.
+// maxUncounted is how many runs of a job DontCount keeps from counting as attempts, at most.
 const maxUncounted = 100
 
-// draft is the outcome of a run that is not fully decided yet.
+// draft is an outcome that is not fully decided yet.
 type draft struct {
 	engine.Outcome
 	task      *task
@@ -43,8 +43,8 @@ func (t *task) decide(err error) engine.Outcome {
 		e.State, e.Event, e.Class = store.Cancelled, engine.EventCancelled, string(ClassError)
 		return e.done()
 	case t.interrupted() && (v.said == nil || v.said.how != VerdictDiscard || errors.Is(err, context.Canceled)):
-		// The job is not at fault. If somebody has cancelled it, its row shows this already. But the cancel may have been
-		// meant for a run before a redrive. Then the job must not be lost.
+		// The job is not at fault. If somebody has cancelled the job, its row shows that already. But perhaps somebody
+		// has redriven the job since the cancel. So the outcome here must not end the job.
 		return t.cutShort(err, v)
 	}
 	return t.failed(err, v)
@@ -87,7 +87,8 @@ func (t *task) cutShort(err error, v reading) engine.Outcome {
 }
 
 // deaf returns the outcome of a run whose handler ignores its timeout. The run counts as a crash, because its handler
-// might never return. No other job can be the cause, so crash number quarantineAfter discards the job.
+// might never return. No other job can be the cause of this crash, so the job is discarded as soon as it has
+// quarantineAfter crashes.
 func (t *task) deaf() engine.Outcome {
 	e := t.draft(engine.ErrTimeout)
 	e.Crashed = true
@@ -105,7 +106,7 @@ func (e *draft) fail(v reading) {
 	class := t.classOf(e.err, v)
 	e.Class = string(class)
 	w := t.worker
-	asked := v.said == nil && class != ClassPanic && class != ClassDecode // it is the handler's own error, and no verdict
+	asked := v.said == nil && class != ClassPanic && class != ClassDecode // the error is the handler's own, and no verdict
 	if asked {
 		e.errorCase = t.errorCase(e.err)
 	}
@@ -237,10 +238,10 @@ func (t *task) backoff(strategy RetryStrategy, err error) (time.Duration, bool) 
 }
 
 const (
-	maxErrorText  = 640      // bytes; an entry has at most 1 KiB, and so has room for a type's name of 60 bytes
+	maxErrorText  = 640      // bytes; with this limit an entry stays within 1 KiB, even with a type's name of 60 bytes
 	maxErrorTrace = 8 << 10  // bytes; only the newest entry has a trace
 	traceBuffer   = 16 << 10 // bytes; the stored trace has at most half of them
-	maxErrorRead  = 64 << 10 // bytes that are read of a longer text
+	maxErrorRead  = 64 << 10 // bytes; the rest of a longer text is not looked at
 )
 
 // entry returns the entry for the column errors. Config.Redact gets the text before it is cut for the entry.
@@ -268,9 +269,10 @@ func (e *draft) entry() json.RawMessage {
 	default:
 		shown = ownStack(e.err)
 	}
-	// The fingerprint is made from the whole text, because the place of a cut depends on the very numbers that a
-	// fingerprint ignores. The trace is part of the fingerprint only for a panic. The trace of a time-out, or of an error
-	// that many places return, would split the failures of one cause into several groups.
+	// The fingerprint is made from the text before the cut to the room of the entry. Numbers in the text change its
+	// length, and so the place of that cut, but a fingerprint must not depend on numbers. The trace is part of the
+	// fingerprint only for a panic. The trace of a time-out, or of an error that many places return, would split the
+	// failures of one cause into several groups.
 	e.Fingerprint = fingerprint.Of(t.Kind, kind, text, trace)
 	row := store.ErrorEntry{
 		Attempt: t.Attempt, ClaimSeq: t.Seq, Class: e.Class, Case: named, Error: e.Text, Type: kind,
@@ -289,8 +291,8 @@ func (e *draft) entry() json.RawMessage {
 
 // clean returns the text in a form that can be stored and logged: redacted, valid, and at most bound bytes.
 func (c *Client) clean(text string, bound int) string {
-	// Redact before the cut, because half a secret could stay otherwise. The cut before that keeps texts of many megabytes
-	// away from Redact.
+	// Redact comes before the cut to bound bytes, because this cut could leave half a secret, which Redact would not
+	// recognise. The first cut, to maxErrorRead, keeps texts of many megabytes away from Redact.
 	text, _ = pgtext.Sanitize(text, maxErrorRead)
 	if text != "" {
 		text = redact(c.cfg.Redact, text)
@@ -299,7 +301,7 @@ func (c *Client) clean(text string, bound int) string {
 	return text
 }
 
-// stack returns the stack trace of the panicking goroutine.
+// stack returns the stack trace of the calling goroutine.
 func stack() string {
 	buf := make([]byte, traceBuffer)
 	return string(buf[:runtime.Stack(buf, false)])

@@ -25,7 +25,7 @@
 //
 //	enqueue ────────► available ─┐                   ┌─► completed  kept for a day, or deleted immediately
 //	enqueue, later ─► scheduled ─┼─► running ─settle─┼─► retryable  due again after its backoff
-//	redrive ────────► available ─┘      │            ├─► scheduled  a snooze: the attempt is given back
+//	redrive ────────► available ─┘      │            ├─► scheduled  a snooze: the run does not count
 //	                                    │            ├─► discarded  with its reason and its errors
 //	                                    │            └─► cancelled
 //	                                    └─ its process died: a rescue makes it retryable or discarded
@@ -37,11 +37,11 @@
 //
 // # How it is used
 //
-// A [Client] enqueues and operates; it starts nothing. [Client.NewSupervisor] makes the process-wide runner, and
-// [Supervisor.Run] claims, runs and settles jobs until its context is done. [Handle] makes a worker from a function.
-// The error that the function returns decides what becomes of the job: nil, a plain error, [Discard], [RetryAfter],
-// [Snooze], [Cancel], [DontCount]. A [RetryStrategy] decides how long a failed job waits. A [Periodic] is a schedule
-// that enqueues a job at its times.
+// A [Client] enqueues jobs and has the operators' methods; it starts nothing. [Client.NewSupervisor] makes the
+// process-wide runner, and [Supervisor.Run] claims, runs and settles jobs until its context is done. [Handle] makes a
+// worker from a function. The error that the function returns decides what becomes of the job: nil, a plain error,
+// [Discard], [RetryAfter], [Snooze], [Cancel], [DontCount]. A [RetryStrategy] decides how long a failed job waits. A
+// [Periodic] is a schedule that enqueues a job at its times.
 //
 // The package drovertest is for tests of workers, and of code that enqueues.
 //
@@ -58,8 +58,8 @@ package drover
 //     constants. Operators read a JobInfo instead (operate_jobs.go)
 //   - client.go: Config, Client, New, Check; desk, the client's way to the database; registry, the engines that run
 //     in this process
-//   - errors.go: ErrNotFound and the other errors that callers branch on; InvalidError, Refusal. Errors between
-//     engine and root are in internal/engine/config.go and run.go
+//   - errors.go: ErrNotFound and the other errors that callers branch on; InvalidError, Refusal. The errors that the
+//     engine returns to this package are in internal/engine/config.go and run.go
 //   - enqueue.go: EnqueueOpts, Receipt; Enqueue, EnqueueMany, EnqueueTx, EnqueueManyTx; newJob: a job as it is
 //     written, and the checks and the encoding of its args, options and metadata
 //   - enqueue_sql.go: the statements that store jobs: one, many, by COPY (copyStream), in a caller's transaction,
@@ -95,8 +95,8 @@ package drover
 //     Summary of dead letters (DiscardedGroup)
 //   - operate_one.go: RedriveJob, Cancel, Discard: verbs on one job by its id
 //   - audit.go: Audit: the person who changes something and the reason (By, Why), and the state that this person
-//     has seen (Seen); change, which runs the statement of a verb on one subject; logChange, the log line of all
-//     verbs
+//     has seen (Seen); change, which runs the statement of a verb on one subject; logChange, the log line of verbs
+//     that leave no row
 //   - operate_many.go: CancelMany, DiscardMany, DeleteMany, BulkResult: verbs over all jobs of a Filter, batch by
 //     batch
 //   - operate_edit.go: JobEdit, Edit, EditMany: waiting jobs are changed; Rerun, RerunMany, RunOpts: completed jobs
@@ -118,9 +118,9 @@ package drover
 //   - snapshot.go: Snapshot: the depth of each queue, suspects, quarantined jobs, jobs that are set aside, counts
 //     of supervisors, open redrives, findings; Activity: the runs of the last minutes; Supervisors, SupervisorInfo
 //
-// The packages around it are listed in CONTRIBUTING.md. These have one file each: internal/blame (which job killed a
-// process: Death, Suspect, quarantine), internal/drive (runs a supervisor for bench), internal/fingerprint (the
-// fingerprint of an error's text and stack), internal/jobdoc (a job to enqueue, read from JSON), internal/operate
+// CONTRIBUTING.md lists the packages around this one. These packages have one file each: internal/blame (which job
+// killed a process: Death, Suspect, quarantine), internal/drive (runs a supervisor for bench), internal/fingerprint
+// (the fingerprint of an error's text and stack), internal/jobdoc (a job to enqueue, read from JSON), internal/operate
 // (what the command and the pages say in the same words), internal/pgurl (parses and checks a database URL, explains a
 // refused connection), internal/tier (marks slow tests), internal/bench/overhead (compares speed with and without
 // settings), examples/webhook (takes orders over HTTP, and calls a webhook for each) and examples/welcome.

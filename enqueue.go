@@ -72,12 +72,12 @@ type EnqueueOpts struct {
 	// repeated enqueue of the same job.
 	Unique *Unique
 
-	// DisableNotify makes drover send no NOTIFY for the enqueue, nor for anything that it does afterwards in the same
-	// transaction. Use it in a transaction that will end with PREPARE TRANSACTION (two-phase commit), because Postgres
-	// refuses to prepare a transaction with a NOTIFY. To do so, drover sets drover.notify to off, local to the
-	// transaction. Sleeping supervisors find the job after up to PollInterval. If the transaction commits more than 20 s
-	// after the call, the job may wait longer: until a supervisor's next full sweep, which comes every 15 s × supervisors.
-	// Periodic.Opts must not set DisableNotify.
+	// DisableNotify makes drover send no NOTIFY for the enqueue, nor for anything that drover does afterwards in the
+	// same transaction: drover sets drover.notify to off, local to the transaction. Use it in a transaction that will
+	// end with PREPARE TRANSACTION (two-phase commit), because Postgres refuses to prepare a transaction with a NOTIFY.
+	// Sleeping supervisors find the job after up to PollInterval. If the transaction commits more than 20 s after the
+	// call, the job may wait longer: until a supervisor's next full sweep, in which it looks through all due jobs. If n
+	// supervisors run, each of them makes a full sweep every n × 15 s. Periodic.Opts must not set DisableNotify.
 	DisableNotify bool
 
 	// Metadata is marshalled to a JSON object that is kept next to the args. Nil means none. Keys that begin with
@@ -99,7 +99,7 @@ type Receipt struct {
 //
 // After an error that leaves the outcome open, such as a lost connection, repeat the call with the same EnqueueOpts.ID.
 // This is safe only while the job's row is kept. With DeleteOnCompletion, the job may have run and been deleted by
-// then. Then the repeated call stores the job again, and it runs twice.
+// then. In that case the repeated call stores the job again, and the job runs twice.
 //
 // Errors: *InvalidError before anything is written, ErrIDConflict, ErrNotStored, ErrUniqueDeadlock, ErrNotMigrated,
 // ErrReadOnly. An error of an application's own index, constraint or trigger on jobs is returned as the driver's
@@ -125,7 +125,7 @@ func (c *Client) Enqueue(ctx context.Context, args Args, opts *EnqueueOpts) (rec
 // EnqueueTx stores one job in the caller's transaction: the job exists once the transaction has committed. A pgx.Tx is
 // a Tx; SQLTx adapts a *sql.Tx. If all supervisors are asleep at the call, the commit notifies two of them. A
 // supervisor that falls asleep before the commit finds the job by polling, at the latest after PollInterval. If the
-// transaction commits more than 20 s after the call, the job may wait for the next full sweep (15 s × supervisors). A
+// transaction commits more than 20 s after the call, the job may wait longer: see EnqueueOpts.DisableNotify. A
 // transaction that will end with PREPARE TRANSACTION needs DisableNotify. The hook Enqueued is called before the
 // commit, with Event.InTx.
 //
@@ -223,7 +223,7 @@ type newJob struct {
 
 	quiet       bool // the enqueue sends no NOTIFY
 	plain       bool // the job has only a kind, args, a queue, a priority and metadata, and drover has made its id
-	plainUnique bool // plain except that it is unique; its args have at most 512 bytes, and it has no OnConflict
+	plainUnique bool // the job is plain except that it is unique, has args of at most 512 bytes, and has no OnConflict
 }
 
 func (j *newJob) dueNow() bool { return j.ScheduledAt == nil && j.Delay == "" }
@@ -265,8 +265,8 @@ func (c *Client) encode(args Args, opts *EnqueueOpts, before *lastMetadata) (*ne
 	if u := job.Uniqueness; u == nil {
 		job.plain = bare
 	} else {
-		// Postgres may write longer args as a much longer text. Jobs with such args go through drover_unique_key, which
-		// checks them before it makes that text.
+		// The key contains the args as Postgres writes them. For args over 512 bytes, this text may be much longer than
+		// the args. Jobs with such args go through drover_unique_key, which checks the args before it makes the text.
 		job.plainUnique = bare && u.OnConflict == "" && len(job.Args) <= 512
 	}
 	return job, nil
@@ -484,9 +484,9 @@ func (j *newJob) receipt() Receipt {
 	return Receipt{ID: r.ID, Existing: r.Result != "stored", Replaced: r.Result == "replaced", Debounced: r.Result == "debounced"}
 }
 
-// enqueuedAll makes the receipts, and emits an event for each stored job. The map existing counts, for each id,
-// the jobs of this batch that were not stored. If several jobs of a batch have the same id, either none of them
-// was stored, or only the first.
+// enqueuedAll makes the receipts, and emits an event for each stored job. The map existing counts, for each id, the
+// jobs of this batch that were not stored. If several jobs of a batch have the same id, either none of them was stored,
+// or only the first. So the loop counts down from the last job.
 func (c *Client) enqueuedAll(ctx context.Context, jobs []*newJob, existing map[string]int, inTx bool) []Receipt {
 	receipts := make([]Receipt, len(jobs))
 	for i, job := range slices.Backward(jobs) {

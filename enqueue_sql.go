@@ -89,8 +89,8 @@ type enqueued struct {
 }
 
 // enqueueOn stores the job, commits, and then looks for sleeping supervisors. If it looked before the commit, a
-// supervisor could fall asleep in between without having seen the job, and nobody would wake that supervisor. A fifth
-// of the wake-ups around that moment would be lost.
+// supervisor could fall asleep between the look and the commit. This supervisor would not have seen the job, and nobody
+// would wake it.
 func (s *desk) enqueueOn(ctx context.Context, conn pg.Conn, job *newJob, direct bool) (stored, existing bool, err error) {
 	var p pg.Pipeline
 	sent := enqueued{rows: 1, committed: -1}
@@ -241,7 +241,7 @@ func enqueueUniqueManyTx(ctx context.Context, tx Tx, jobs []*newJob) error {
 	if chunkLen(jobs) < len(jobs) {
 		keys := make(map[*newJob]string, len(jobs))
 		for _, job := range jobs {
-			keys[job] = job.Uniqueness.of(job.Kind, job.Args, job.Queue, job.ConcurrencyKey)
+			keys[job] = job.Uniqueness.sortKey(job.Kind, job.Args, job.Queue, job.ConcurrencyKey)
 		}
 		slices.SortStableFunc(jobs, func(a, b *newJob) int { return cmp.Compare(keys[a], keys[b]) })
 	}
@@ -362,7 +362,7 @@ const (
 	// their ids, and COPY cannot return what it stored. Rules need no check, because COPY ignores them.
 	sqlTriggersBefore = `select exists (select from pg_trigger where tgrelid = 'jobs'::regclass and tgtype & 7 = 7 and tgenabled <> 'D')`
 
-	// sqlCountStored finds the jobs by primary key. QuickPlan goes before it. Otherwise a plan that was made when the
+	// sqlCountStored finds the jobs by primary key. It needs pg.QuickPlan: otherwise a plan that was made when the
 	// table was small would read the whole table.
 	sqlCountStored = `select count(*) from jobs where id = any($1)`
 )
@@ -415,8 +415,8 @@ func copyJobs(ctx context.Context, conn *pgx.Conn, names *pg.Names, jobs []*newJ
 }
 
 // copyStream is a reader of the rows for sqlCopyJobs, or for sqlCopyJobsMetadata if a job has metadata. pgx's own
-// CopyFrom first asks the server for the types of the columns, which is a round trip. It also makes a dozen
-// allocations a row to find out how to write the values. Here both are known.
+// CopyFrom first asks the server for the types of the columns, which is a round trip. It also makes a dozen allocations
+// a row to find out how to write the values. copyStream knows the types and how to write them.
 type copyStream struct {
 	jobs   []*newJob // the jobs whose rows are not in buf yet
 	fields uint16

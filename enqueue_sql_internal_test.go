@@ -154,7 +154,7 @@ func TestUniqueKeysOfTheClient(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := job.Uniqueness.of(job.Kind, job.Args, job.Queue, job.ConcurrencyKey); got != stored.UniqueKey {
+			if got := job.Uniqueness.sortKey(job.Kind, job.Args, job.Queue, job.ConcurrencyKey); got != stored.UniqueKey {
 				t.Errorf("%+v of %s: %s, want %s", u, args, got, stored.UniqueKey)
 			}
 		}

@@ -102,8 +102,8 @@ func doing(err error, what string, args ...any) error {
 	return fmt.Errorf("%s: %w", fmt.Sprintf(what, args...), err)
 }
 
-// only returns the row of a statement that finds one row at most. If it has found none, the error is ErrNotFound.
-func only[T any](rows []T, err error) (*T, error) {
+// oneRow returns the row of a statement that finds one row at most. If it has found none, the error is ErrNotFound.
+func oneRow[T any](rows []T, err error) (*T, error) {
 	if err == nil && len(rows) == 0 {
 		err = ErrNotFound
 	}

@@ -36,7 +36,7 @@ type task struct {
 	handler   *handler
 	worker    *Worker
 	strategy  RetryStrategy
-	uncounted int    // how many runs DontCount gave back
+	uncounted int    // how many runs of the job did not count as attempts, because the handler returned DontCount
 	host      string // the host of the process that died; "" except for a rescued job
 }
 
@@ -66,7 +66,7 @@ func (h *handler) NewRun(j *store.Job, policy any, late time.Duration) *engine.R
 	if t.strategy == nil {
 		t.strategy = q.retry
 	}
-	if w.opts.RetryFor > 0 { // late is the age of a job without More, which has been due since its enqueue
+	if w.opts.RetryFor > 0 { // a job without More was due at its enqueue, so late is its age
 		t.TimeBound, t.TimeLeft = true, w.opts.RetryFor-max(late, 0)
 	}
 	if j.More != nil {
@@ -82,7 +82,7 @@ func (h *handler) NewRun(j *store.Job, policy any, late time.Duration) *engine.R
 	return &t.Run
 }
 
-// share copies into the run the settings of the job that the engine needs.
+// share copies the settings of the job that the engine needs into the run.
 func (t *task) share() {
 	j := &t.job
 	t.Queue, t.Kind, t.Attempt, t.MaxAttempts, t.Crashes, t.Redrives = j.Queue, j.Kind, j.Attempt, j.MaxAttempts, j.Crashes, j.Redrives
@@ -121,7 +121,7 @@ func (t *task) override(more *store.More) {
 // Handle implements engine.Handler: it calls the worker's handler, through the middleware. A panic becomes an error.
 func (h *handler) Handle(ctx context.Context, r *engine.Run) error {
 	t := taskOf(r)
-	return through(ctx, &t.job, h.client.layers.around, t.worker.handle)
+	return wrapped(ctx, &t.job, h.client.layers.around, t.worker.handle)
 }
 
 // Decide implements engine.Handler.
@@ -134,8 +134,8 @@ func (h *handler) Decide(r *engine.Run, err error) engine.Outcome {
 	return taskOf(r).decide(err)
 }
 
-// CutShort implements engine.Handler. It always returns, even if code of the application panics or exits, such as a
-// strategy or the method of an error. That code runs in a goroutine of its own.
+// CutShort implements engine.Handler. It always returns: code of the application, such as a strategy or the method of
+// an error, runs in a goroutine of its own and may panic or call runtime.Goexit.
 func (h *handler) CutShort(r *engine.Run, why error) (o engine.Outcome) {
 	t := taskOf(r)
 	exit := &panicError{exit: true}
@@ -144,7 +144,7 @@ func (h *handler) CutShort(r *engine.Run, why error) (o engine.Outcome) {
 	}
 	if failed := guarded(func() { o = t.endedBy(why, exit) }); failed != "" {
 		undecided := errors.New("outcome could not be decided: " + failed)
-		o = t.failed(undecided, worthRetry(undecided)) // no code of the application is called this time
+		o = t.failed(undecided, worthRetry(undecided)) // calls only the strategy and Redact, and each of them is guarded
 	}
 	return o
 }
@@ -153,7 +153,7 @@ func (h *handler) CutShort(r *engine.Run, why error) (o engine.Outcome) {
 func (t *task) endedBy(why error, exit *panicError) engine.Outcome {
 	var undecided *engine.UndecidedError
 	switch {
-	case errors.Is(why, ErrNotCommitted): // checked first, because it wraps an error of the caller's transaction, which may match any of the other cases
+	case errors.Is(why, ErrNotCommitted): // checked first: why wraps an error of the caller's transaction, and that error may match any other case
 	case errors.Is(why, engine.ErrExit):
 		return t.decide(exit)
 	case errors.Is(why, engine.ErrTimeout):
@@ -174,7 +174,7 @@ func (t *task) endedBy(why error, exit *panicError) engine.Outcome {
 	}
 	e := t.draft(why)
 	if errors.Is(why, ErrNotCommitted) {
-		e.Duration = t.End.Duration // the handler had returned before the engine read the row
+		e.Duration = t.End.Duration // without the time since the handler's return, in which the engine read the row
 	}
 	e.fail(worthRetry(why))
 	return e.done()
@@ -185,9 +185,10 @@ var (
 	errForgotten = errors.New("drover: it is not known how the only run of the job ended")
 )
 
-// Crashed implements engine.Handler. A job that had not started is due immediately and keeps its attempt. A crash
-// counts as a run, but it never uses up the attempts: only a job with a single attempt, or a job that package blame
-// finds to be the cause of the death, is discarded.
+// Crashed implements engine.Handler. A job that had not started is due immediately, and the claim does not count as an
+// attempt. A crash in the job's last attempt does not count either, so the job runs again; other crashes count as
+// attempts. Only two kinds of jobs are discarded: jobs with a single attempt, and jobs that package blame finds to be
+// the cause of the death.
 func (h *handler) Crashed(j *store.Held, c engine.Crash) *engine.Run {
 	t := &task{handler: h, job: Job{
 		ID: j.ID, Queue: j.Queue, Kind: j.Kind, Attempt: j.Attempt, MaxAttempts: j.MaxAttempts,
@@ -249,7 +250,7 @@ func (h *handler) wait(strategy RetryStrategy, f FailedRun) (time.Duration, bool
 
 // strategyOf returns the strategy of a job, in the usual order: its own, its worker's if this process has one, the
 // strategy stored for its kind or queue, the default. If this process cannot read a stored strategy, strategyOf logs
-// that and leaves it out.
+// that and takes the next one.
 func (h *handler) strategyOf(j *store.Held) RetryStrategy {
 	if strategy := h.readStrategy(j.ID, j.Retry); strategy != nil {
 		return strategy

@@ -58,7 +58,7 @@ func TestARunEndsWithItsHandler(t *testing.T) {
 		var ended atomic.Bool
 		var end error
 		go func() {
-			end = through(t.Context(), &Job{}, []runFunc{hasty}, func(context.Context, *Job) error {
+			end = wrapped(t.Context(), &Job{}, []runFunc{hasty}, func(context.Context, *Job) error {
 				close(started)
 				<-release
 				return nil
@@ -109,7 +109,7 @@ func TestEveryEventHasItsHook(t *testing.T) {
 	}
 	messages := map[string]bool{}
 	for kind := engine.EventEnqueued; kind <= engine.EventPeriodicSkipped; kind++ {
-		hook, _, message := h.of(kind)
+		hook, _, message := h.lookUp(kind)
 		if hook == nil || message == "" || messages[message] {
 			t.Fatalf("event %d: message %q", kind, message)
 		}
@@ -120,7 +120,7 @@ func TestEveryEventHasItsHook(t *testing.T) {
 	if called = slices.Compact(called); len(called) != of.NumField() {
 		t.Errorf("%d hooks, called are %v", of.NumField(), called)
 	}
-	if hook, _, message := h.of(engine.EventPeriodicSkipped + 1); hook != nil || message != "" {
+	if hook, _, message := h.lookUp(engine.EventPeriodicSkipped + 1); hook != nil || message != "" {
 		t.Error("an event without a hook has one")
 	}
 	if got := fmt.Sprint((&Job{ID: "x", Args: []byte("secret")}).LogValue()); strings.Contains(got, "secret") {

@@ -44,7 +44,7 @@ type Job struct {
 
 	Key string // EnqueueOpts.Key, "" if none
 
-	task *task // nil if no supervisor and no Try runs the job
+	task *task // nil if neither a supervisor nor Try runs the job
 }
 
 // LogValue implements slog.LogValuer. It leaves the args out, because they may hold data that must not be logged.

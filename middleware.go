@@ -22,7 +22,7 @@ type Middleware struct {
 	// once, at the end of the call, with the results of the call: receipts in the order of the items, or nil and an
 	// error. BeginEnqueue may return nil for both. If either function panics, drover recovers and logs that.
 	//
-	// Like Enqueue, BeginEnqueue is not called for jobs that the database makes.
+	// Like the function Enqueue below, BeginEnqueue is not called for jobs that the database makes.
 	BeginEnqueue func(ctx context.Context, call EnqueueCall) (context.Context, func([]Receipt, error))
 
 	// Enqueue is called for each job, before the job is validated and written. It runs in the goroutine that called
@@ -30,16 +30,17 @@ type Middleware struct {
 	// item.Opts and item.Opts.Metadata are never nil. They are copies, which Enqueue may change. Values inside of Metadata
 	// are not copied. drover then validates and stores item as Enqueue has changed it.
 	//
-	// If it returns an error, nothing is written, and the enqueue returns an *InvalidError that names the middleware and
-	// wraps the error. A panic counts as an error.
+	// If this function returns an error, nothing is written, and the caller gets an *InvalidError that names the
+	// middleware and wraps the error. A panic counts as an error.
 	//
-	// It is not called for jobs that the database makes: the jobs of schedules, follow-ups and reruns, and jobs from SQL.
+	// This function is not called for jobs that the database makes: jobs of schedules, follow-ups, reruns, jobs from
+	// SQL.
 	Enqueue func(ctx context.Context, item *EnqueueItem) error
 
 	// Run is called for each run, around the handler. It calls next with ctx, or with a context derived from it, and
 	// returns the error of next, or another error. The error that the first middleware of Config.Middleware returns
-	// counts as the handler's. Run may change job before it calls next. For example, it may change job.Args, because
-	// next decodes them. The run's timeout includes Run.
+	// counts as the handler's error. Run may change job before it calls next. For example, it may change job.Args,
+	// because next decodes them. The run's timeout includes Run.
 	//
 	// If the handler or an inner middleware panics, next returns an error: see VerdictOf. A panic of Run itself counts
 	// as a panic of the handler. If Run does not call next, the handler does not run; if Run then returns nil, the job
@@ -94,7 +95,7 @@ func newLayers(all []Middleware) (l layers) {
 // each BeginEnqueue has returned, the outermost last.
 func (c *Client) begin(ctx context.Context, inTx bool, items ...EnqueueItem) (context.Context, func([]Receipt, error)) {
 	ends := make([]func([]Receipt, error), 0, len(c.layers.begins))
-	items = slices.Clone(items) // a function that sorts them must not change what is stored
+	items = slices.Clone(items) // a BeginEnqueue that sorts the items must not change what is stored
 	for _, begin := range c.layers.begins {
 		c.observing(ctx, "middleware panicked", func() {
 			inner, end := begin(ctx, EnqueueCall{Items: items, InTx: inTx})
@@ -188,10 +189,10 @@ func (l enqueueFunc) refusal(reason string, cause error) error {
 
 var errNextAgain = errors.New("drover: a middleware called next again, or after its Run had returned: the handler runs once in a run")
 
-// through runs a job through the remaining middleware and its handler. At each step a panic becomes an error. So the
-// next middleware outside sees the panic like any failure. It also does not end the
-// process if next is called in a goroutine.
-func through(ctx context.Context, job *Job, around []runFunc, handle func(context.Context, *Job) error) (err error) {
+// wrapped runs a job's handler inside the remaining middleware. At each step a panic becomes an error. So the
+// middleware outside sees the panic like any failure, and a panic of a next that is called in a goroutine does not end
+// the process.
+func wrapped(ctx context.Context, job *Job, around []runFunc, handle func(context.Context, *Job) error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = &panicError{value: p, trace: stack()}
@@ -204,8 +205,8 @@ func through(ctx context.Context, job *Job, around []runFunc, handle func(contex
 }
 
 // aroundNext calls the first middleware. It returns only after next has returned, too, so that a run does not end
-// before its handler. It is a function of its own, because its variables are allocated on the heap, and a run without
-// middleware does not need them.
+// before its handler. It is a function of its own, because a run without middleware should not pay for its variables,
+// which are allocated on the heap.
 func aroundNext(ctx context.Context, job *Job, around []runFunc, handle func(context.Context, *Job) error) error {
 	var next struct { // one allocation
 		called atomic.Bool
@@ -222,6 +223,6 @@ func aroundNext(ctx context.Context, job *Job, around []runFunc, handle func(con
 			return errNextAgain
 		}
 		defer next.over.Done()
-		return through(ctx, job, around[1:], handle)
+		return wrapped(ctx, job, around[1:], handle)
 	})
 }

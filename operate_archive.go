@@ -259,12 +259,12 @@ func (s *desk) moveApart(ctx context.Context, conn pg.Conn, all *ArchiveResult, 
 }
 
 // The archive. Every verb goes from id to id in short transactions, because a long transaction would keep vacuum from
-// removing the jobs that ended meanwhile.
+// removing the dead rows of all jobs that change while it is open.
 
 const sqlExport = `select id, line, error from drover_export($1::jsonb, $2, $3)`
 
-// exportPage is how many lines are written from one snapshot of the database, because a slow writer keeps that snapshot
-// open.
+// exportPage is how many lines are written from one snapshot of the database. It is small, because a slow writer keeps
+// the snapshot open.
 const exportPage = 500
 
 // export passes the archived jobs to write, one line each. It returns the jobs that could not be read.

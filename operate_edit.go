@@ -190,7 +190,7 @@ type RerunPlan struct {
 	// Rate is how many of the new jobs become due in a second, at most. Zero means 50; 0.001 to 5,000.
 	Rate float64
 
-	// DryRun changes nothing. BulkResult.Changed then counts the jobs that RerunMany would try to rerun.
+	// If DryRun is true, RerunMany changes nothing. BulkResult.Changed counts the jobs that it would try to rerun.
 	DryRun bool
 }
 

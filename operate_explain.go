@@ -65,8 +65,8 @@ func (c *Client) Explain(ctx context.Context, id string, opts *ExplainOpts) (*Ex
 	return explain(job, around, opts.Redact), nil
 }
 
-// explain puts the sentences together, without a query. hide removes secrets from quoted texts; if it is nil, texts are
-// quoted as they are.
+// explain puts the sentences together, without a query. The parameter hide removes secrets from quoted texts; if it is
+// nil, texts are quoted as they are.
 func explain(j *JobInfo, f *surroundings, hide func(string) string) *Explanation {
 	x := &explainer{JobInfo: j, f: f, hide: hide, e: &Explanation{Job: *j, At: f.now}}
 	x.past()
@@ -172,7 +172,7 @@ func partOfWord(r rune) bool {
 	return unicode.IsLetter(r) || unicode.IsDigit(r) || strings.ContainsRune("_-+/=.", r)
 }
 
-// past adds the past of the job to the story. Most steps are entries of its errors.
+// past adds the past of the job to the story. Most steps are entries of the job's errors.
 func (x *explainer) past() {
 	x.step(x.CreatedAt, "enqueued in queue %s", x.Queue)
 	runs := 0
@@ -383,7 +383,7 @@ func (x *explainer) waiting() {
 	}
 }
 
-// taken adds a sentence if other jobs occupied all slots of the queue at the last heartbeats. It reports whether that was so.
+// taken reports whether other jobs occupied all slots of the queue at the last heartbeats. If so, it adds a sentence.
 func (x *explainer) taken() bool {
 	if x.f.slots == 0 || x.f.busy < x.f.slots {
 		return false
@@ -596,8 +596,8 @@ select clock_timestamp(), j.lane, coalesce(j.last_delay_ms, 0),
 	coalesce(r.state, ''), r.paused_at is not null, coalesce(r.rate, 0)::float8, coalesce(r.note, ''),
 	coalesce((select case when q.discarded_retention is not null then 'deletes' when num_nonnulls(q.archive_discarded_after, q.keep_discarded) > 0 then 'archives' end
 		from queues q where q.name = j.queue), ''),
-	-- The lanes of its tier (fresh jobs, retries, suspects) that claims read first, and its own lane. They read the jobs of a
-	-- higher priority first, also those that became due later.
+	-- Claims read the lanes of the job's tier (fresh jobs, retries or suspects) one after the other, the highest priority
+	-- first. So all due jobs in the lanes before the job's own are ahead of it, also jobs that became due later.
 	(select case when count(*) < $2 then count(*) filter (where state <> 'running') else $2::bigint end from (
 		select a.state from generate_series(j.lane / 10 * 10 + 1, j.lane) as l(n) cross join lateral (
 			select a.state from jobs a where a.finalized_at is null and a.queue = j.queue and a.lane = l.n
@@ -606,8 +606,9 @@ select clock_timestamp(), j.lane, coalesce(j.last_delay_ms, 0),
 		limit $2) front)
 from jobs j left join drover_redrives r on r.id = j.redrive_id where j.id = $1`
 
-// sqlServing counts the living supervisors of queue $1, the supervisors among them with a worker for kind $2, their slots,
-// and how many of these were taken at the last heartbeats. It looks at no more than mostAhead running jobs of all queues.
+// sqlServing counts the living supervisors of queue $1, the supervisors among them with a worker for kind $2, the slots
+// of the latter, and how many of these slots were taken at the last heartbeats. It looks at no more than mostAhead
+// running jobs of all queues.
 const sqlServing = `
 with serving as materialized (
 	select s.slots, s.in_flight, $2 = any(coalesce((select c.kinds from drover_crews c where c.queue = $1 and c.crew = s.crew), array[$2])) as able
@@ -632,7 +633,7 @@ type surroundings struct {
 	lane                  int
 	lastDelay             time.Duration
 	expiresAt, retryUntil *time.Time
-	ahead                 int // due jobs that are claimed before it; mostAhead means that many or more, some of which may run
+	ahead                 int // due jobs that are claimed before it; mostAhead means mostAhead or more, and some of them may be running
 
 	clockBack bool   // the job was enqueued, claimed or redriven in the future
 	budget    string // scope of its retry budget
@@ -640,7 +641,7 @@ type surroundings struct {
 	uniqueScope string    // how long it keeps other jobs of its unique key out: ended, started or period; "" if it does not
 	uniqueUntil time.Time // the end of that period
 
-	retention string // "archives" or "deletes" if the retention of its queue does that to dead letters; "" if it leaves them
+	retention string // the verb for dead letters under the queue's retention: "archives" or "deletes"; "" if they stay
 
 	parkedBuild *string
 	fingerprint string
@@ -666,7 +667,8 @@ type aside struct {
 	retryAt   time.Time
 }
 
-// surroundings reads the surroundings of job j. It returns ErrNotFound if the job's row has been deleted meanwhile.
+// surroundings reads the surroundings of job j. It returns ErrNotFound if the job's row has been deleted since j was
+// read.
 func (s *desk) surroundings(ctx context.Context, j *JobInfo) (*surroundings, error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {

@@ -27,7 +27,7 @@ type FailureAction string
 // The actions of a policy.
 const (
 	FailureDiscard FailureAction = "discard" // the jobs are discarded immediately, reason operator
-	FailurePark    FailureAction = "park"    // the jobs are parked until a newer build registers
+	FailurePark    FailureAction = "park"    // the jobs are parked until a supervisor with a newer build starts
 )
 
 // FailurePolicy decides what becomes of a job that fails with the group's failure and would be retried. It applies in
@@ -35,9 +35,9 @@ const (
 type FailurePolicy struct {
 	Action FailureAction `json:"action,omitempty"`
 
-	// Build is used with FailurePark. It must be the build that is the newest now; empty means the newest build. Jobs wait
-	// until a supervisor registers whose SupervisorConfig.Build drover has not seen before. If you name the build, and a
-	// newer build is deployed before your call, SetFailurePolicy returns an error.
+	// Build is used with FailurePark. It must be the build that is the newest now; empty means the newest build. Jobs
+	// wait until a supervisor starts whose SupervisorConfig.Build drover has not seen before. If you name the build,
+	// and a newer build is deployed before your call, SetFailurePolicy returns an error.
 	Build string `json:"build,omitempty"`
 }
 
@@ -120,8 +120,8 @@ func (c *Client) SetFailureStatus(ctx context.Context, fingerprint string, statu
 
 // SetFailurePolicy sets what becomes of jobs that fail with the group's failure from now on. The group keeps who did it
 // and why. The zero policy ends the policy that the group had: the jobs that it has parked become due, 50 a second. A
-// policy that parks ends in the same way by itself when the next build registers. Errors: ErrNotFound; ErrState if a
-// policy is to park and no build is known, or if policy.Build is not the newest build; *InvalidError.
+// policy that parks ends in the same way by itself when a supervisor with a newer build starts. Errors: ErrNotFound;
+// ErrState if a policy is to park and no build is known, or if policy.Build is not the newest build; *InvalidError.
 func (c *Client) SetFailurePolicy(ctx context.Context, fingerprint string, policy FailurePolicy, audit Audit) error {
 	var bad problems
 	switch policy.Action {
@@ -172,7 +172,7 @@ func (s *desk) failure(ctx context.Context, group string) (*FailureGroup, error)
 	if !fingerprint.Valid(group) {
 		return nil, ErrNotFound
 	}
-	return only(pg.ReadAll(ctx, s.pool, scanFailure, sqlFailure, group))
+	return oneRow(pg.ReadAll(ctx, s.pool, scanFailure, sqlFailure, group))
 }
 
 func scanFailure(row pgx.CollectableRow) (g FailureGroup, err error) {

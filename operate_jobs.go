@@ -192,13 +192,13 @@ type Page struct {
 	Next string    `json:"next,omitempty"` // pass it to Jobs, with the same filter, to read the next page; "" at the end
 }
 
-// Jobs reads a page of jobs: at most limit of them (zero means 50; at most 1000). after is the Next of the page before;
-// "" means the first page. A page ends early once its jobs have 16 MiB.
+// Jobs reads a page of jobs: at most limit of them (zero means 50; at most 1000). The parameter after is the Next of
+// the page before; "" means the first page. A page ends early once its jobs have 16 MiB.
 //
 // If the filter picks dead letters (by State Discarded or a Reason), the job that was discarded last comes first.
 // drover has indexes for this order. With any other filter, the job with the newest id comes first, and Jobs follows
-// the primary key. So it reads many rows if the filter matches few. A job that matches from the first page to the last
-// is on exactly one page, whatever jobs are added or deleted meanwhile.
+// the primary key. So it reads many rows if the filter matches few. A job that matches while you read all the pages is
+// on exactly one of them, even if other jobs are added or deleted between two pages.
 //
 // A row that cannot be read does not fail the page: JobInfo.Unreadable names the missing parts. But such a row does
 // not match a filter by Error, Tags or Args. Errors: *InvalidError.
@@ -229,7 +229,7 @@ func (c *Client) Count(ctx context.Context, filter Filter) (int64, error) {
 	if err := bad.err(); err != nil {
 		return 0, err
 	}
-	n, err := only(pg.ReadAll(ctx, c.desk.pool, pgx.RowTo[int64], sqlCount, doc))
+	n, err := oneRow(pg.ReadAll(ctx, c.desk.pool, pgx.RowTo[int64], sqlCount, doc))
 	if err != nil {
 		return 0, fmt.Errorf("count jobs: %w", err)
 	}
@@ -268,7 +268,7 @@ type DiscardedGroup struct {
 // Summary counts the dead letters by queue, kind, reason, class and fingerprint, largest group first. It reads only an
 // index: a million dead letters take less than a second.
 func (c *Client) Summary(ctx context.Context) ([]DiscardedGroup, error) {
-	// With one plan, the view uses its index. Without statistics, the planner would read the table instead.
+	// ReadOnePlan makes the view use its index. Otherwise, without statistics, the planner would read the table.
 	groups, err := pg.ReadOnePlan(ctx, c.desk.pool, pgx.RowToStructByPos[DiscardedGroup], sqlSummary)
 	return groups, doing(err, "sum up discarded jobs")
 }
@@ -318,7 +318,7 @@ func (s *desk) get(ctx context.Context, id string) (*JobInfo, error) {
 }
 
 func (s *desk) queryJob(ctx context.Context, sql, id string, parts bool) (*JobInfo, error) {
-	return only(pg.ReadOnePlan(ctx, s.pool, func(row pgx.CollectableRow) (JobInfo, error) {
+	return oneRow(pg.ReadOnePlan(ctx, s.pool, func(row pgx.CollectableRow) (JobInfo, error) {
 		var seen string
 		j, err := scanJobInfo(row, parts, &seen)
 		j.Seen = seen

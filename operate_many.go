@@ -61,7 +61,7 @@ type bulkVerb struct {
 	event     *emission // the event of a batch; nil: none
 	more      []any     // further parameters of its statement
 	dry       bool      // count the jobs, and change nothing
-	bad       problems  // mistakes in the parameters more
+	bad       problems  // mistakes in these parameters
 }
 
 func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done BulkResult, err error) {
@@ -113,9 +113,9 @@ func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done Bulk
 	return done, nil
 }
 
-// batchOf changes the jobs with these ids that the filter picks. A filter with ids picks dead letters too. If the
-// filter of a DeleteMany does not pick them, batchOf adds a State to it: first Completed, then Cancelled. Otherwise
-// DeleteMany might delete a cancelled job that was redriven and discarded since the ids were read.
+// batchOf changes the jobs with these ids that the filter picks. A DeleteMany whose filter has ids also deletes dead
+// letters. So if the caller's filter picks no dead letters, batchOf adds a State to it: first Completed, then
+// Cancelled. Otherwise it might delete a cancelled job that was redriven and discarded since the ids were read.
 func (c *Client) batchOf(ctx context.Context, v bulkVerb, filter Filter, ids []string, wait bool) (all bulkBatch, err error) {
 	states := []State{filter.State}
 	if v.name == "delete" && filter.State == "" && filter.Reason == "" && filter.IDs == nil {
@@ -214,7 +214,7 @@ func (c *Client) batch(ctx context.Context, v bulkVerb, filter, after string, wa
 	return b, nil
 }
 
-// The statements that change many jobs, one batch each. $1 is the filter, $2 the last of the batch before, and $3
+// The statements that change many jobs, one batch each. $1 is the filter, $2 the last id of the batch before, and $3
 // whether to wait for rows that other transactions have locked. $4 and $5 are Audit.By and Audit.Why. $6 is the edit,
 // or the rate of the reruns, and $7 when the first rerun is due.
 const (
@@ -234,7 +234,7 @@ type bulkBatch struct {
 	refused []Refusal
 	last    *string // where the next batch begins; nil at the end
 
-	// only of reruns: the queues and kinds of the new jobs, and when the first job of the next batch is due
+	// only for reruns: the queues and kinds of the new jobs, and when the first job of the next batch is due
 	queues, kinds []string
 	next          *time.Time
 }
@@ -250,7 +250,7 @@ func (s *desk) bulk(ctx context.Context, sql, filter, after string, wait bool, a
 	args := append([]any{filter, after, wait, audit.by(), audit.Why}, more...)
 	err = s.pool.InTx(ctx, func(tx pgx.Tx) error {
 		var refused string
-		if _, err := tx.Exec(ctx, pg.ConstraintsNow); err != nil { // deferred constraints then refuse a job before the server logs its change
+		if _, err := tx.Exec(ctx, pg.ConstraintsNow); err != nil { // so that deferred constraints refuse a job before the server logs its change
 			return pg.Classify(err)
 		}
 		if err := tx.QueryRow(ctx, sql, args...).Scan(&b.changed, &b.running, &b.locked, &b.last, &refused, &b.ids, &b.queues, &b.kinds, &b.next); err != nil {

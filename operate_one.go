@@ -30,9 +30,9 @@ type RedriveOpts struct {
 // Errors: ErrNotFound, ErrArchived, *InvalidError, and ErrState in these cases:
 //
 //   - the job runs, is completed or has expired
-//   - it waits and was never redriven
-//   - it waits after a redrive, and opts would change it
-//   - another job has its unique key
+//   - the job waits and was never redriven
+//   - the job waits after a redrive, and opts would change it
+//   - another job has the unique key of this job
 func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts, audit Audit) error {
 	var bad problems
 	if opts == nil {
@@ -58,9 +58,9 @@ func (c *Client) RedriveJob(ctx context.Context, id string, opts *RedriveOpts, a
 // who did it and why. Cancelling a job that has ended changes nothing.
 //
 // A running job gets its final state immediately. Its handler's context is cancelled with ErrCancelled, and the outcome
-// of its run is refused, whatever the handler returns. In this process the context is cancelled directly. Other
-// processes get a notification. A process that receives no notifications asks the database about once a second. Behind
-// a pooler a process may not know that it receives no notifications. Then it learns of the cancel with its next
+// of its run is refused, whatever the handler returns. A supervisor of this client cancels the context directly. Other
+// supervisors get a notification. A supervisor that receives no notifications asks the database about once a second.
+// Behind a pooler, a supervisor may not know that it receives none. Then it learns of the cancel with its next
 // heartbeat: at most a sixth of its lease later.
 //
 // Errors: ErrNotFound, ErrArchived, *InvalidError.
@@ -114,7 +114,7 @@ const sqlRedrive = stateBefore + `drover_redrive($1, $2, $3::jsonb, by => $4, wh
 // patchFault turns an error of a verb that patches args into an *InvalidError, if the job's own args are no object.
 func patchFault(err error) error {
 	var server *pgconn.PgError
-	if errors.As(err, &server) && server.Code == "22023" { // invalid parameter; only the job's own args were not checked before
+	if errors.As(err, &server) && server.Code == "22023" { // invalid parameter: the job's own args are at fault, because all else was checked before
 		return &InvalidError{Field: "ArgsPatch", Reason: pg.Refusal(err), Err: err}
 	}
 	return err

@@ -83,8 +83,8 @@ func (c *Client) Pause(ctx context.Context, scope Scope, opts *PauseOpts, audit 
 	return fmt.Errorf("pause %s: it is stored, but may not be in effect yet: %w", scope, err)
 }
 
-// Resume ends a pause. Jobs that became due meanwhile start as soon as there are slots. Resume changes nothing if the scope
-// is not paused. Errors: *InvalidError if scope is not a Scope.
+// Resume ends a pause. Jobs that became due during the pause start as soon as there are slots. Resume changes nothing
+// if the scope is not paused. Errors: *InvalidError if scope is not a Scope.
 func (c *Client) Resume(ctx context.Context, scope Scope, audit Audit) error {
 	var bad problems
 	scope.check(&bad)

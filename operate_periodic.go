@@ -14,7 +14,7 @@ import (
 	"github.com/drover-queue/drover/internal/pg"
 )
 
-// PeriodicJob is a schedule as it is stored.
+// PeriodicJob is a schedule as it is stored. A tick is one of the times of the schedule.
 type PeriodicJob struct {
 	Name        string          `json:"name"`
 	Kind        string          `json:"kind"`
@@ -25,7 +25,7 @@ type PeriodicJob struct {
 	Declared    bool            `json:"declared"`        // whether it was declared in code; false: it was made at run time
 	Build       string          `json:"build,omitempty"` // the build whose settings it has, if it was declared in code
 	Args        json.RawMessage `json:"args"`
-	Options     json.RawMessage `json:"options"`             // the jobs' options, by the parameters of the SQL function drover_enqueue
+	Options     json.RawMessage `json:"options"`             // the jobs' options, under the names of the parameters of the SQL function drover_enqueue
 	JitterMS    int64           `json:"jitter_ms,omitempty"` // in milliseconds
 	CatchUp     CatchUp         `json:"catch_up"`
 	Overlap     Overlap         `json:"overlap"`
@@ -81,9 +81,9 @@ func (c *Client) SetPeriodic(ctx context.Context, p Periodic, audit Audit) error
 	return nil
 }
 
-// PausePeriodic keeps a schedule from ticking before until, by the server's clock; the zero time means until
-// ResumePeriodic. The ticks of a pause are left out, whatever CatchUp is. A pause survives deploys. Errors: ErrNotFound;
-// *InvalidError if until is past.
+// PausePeriodic stops the ticks of a schedule. The parameter until is the end of the pause, by the server's clock; the
+// zero time means that ResumePeriodic ends the pause. The ticks of a pause are left out, whatever CatchUp is. A pause
+// survives deploys. Errors: ErrNotFound; *InvalidError if that end is past.
 func (c *Client) PausePeriodic(ctx context.Context, name string, until time.Time, audit Audit) error {
 	var bad problems
 	var at *time.Time
@@ -146,12 +146,12 @@ func (c *Client) PeriodicJob(ctx context.Context, name string) (*PeriodicJob, er
 	if unknownSchedule(name) {
 		return nil, fmt.Errorf("get schedule %q: %w", name, ErrNotFound)
 	}
-	job, err := only(pg.ReadAll(ctx, c.desk.pool, scanPeriodic, sqlPeriodic, name))
+	job, err := oneRow(pg.ReadAll(ctx, c.desk.pool, scanPeriodic, sqlPeriodic, name))
 	return job, doing(err, "get schedule %q", name)
 }
 
 // PreviewPeriodic returns the next n ticks of a schedule in a zone ("" is UTC), by the server's clock. n is 1 to 1000.
-// If there are no ticks, the schedule never ticks. Errors: *InvalidError.
+// If it returns none, the schedule never ticks. Errors: *InvalidError.
 func (c *Client) PreviewPeriodic(ctx context.Context, schedule, zone string, n int) ([]time.Time, error) {
 	var bad problems
 	checkSchedule(&bad, schedule, zone)

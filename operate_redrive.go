@@ -17,8 +17,9 @@ import (
 
 // RedrivePlan describes which dead jobs come back, and at what pace.
 type RedrivePlan struct {
-	// Filter picks the jobs. Its State may be Discarded, Cancelled or Parked; the zero value means Discarded. Parked jobs
-	// keep the attempts that they have had. An empty filter is an error; to mean every dead job, set Filter.All.
+	// Filter picks the jobs. Its State may be Discarded, Cancelled or Parked; the zero value means Discarded. With
+	// Filter.IDs, it means Discarded and Cancelled; do not use IDs with Parked. Parked jobs keep the attempts that they
+	// have had. An empty filter is an error; to mean every dead job, set Filter.All.
 	Filter Filter
 
 	// Rate is how many jobs of one queue become due in a second. The redrives of a queue take turns: together they are no
@@ -46,9 +47,9 @@ type RedrivePlan struct {
 	MaxAttempts int
 	ArgsPatch   json.RawMessage
 
-	// Canary is how many jobs become due first. The other jobs wait until all these canaries have completed. If more than
-	// CanaryFailures canaries fail a run, or are discarded, cancelled or deleted, the redrive is aborted. A zero Canary
-	// means no canaries; a zero CanaryFailures means that no canary may fail.
+	// Canary is how many jobs become due first. The other jobs wait until each of these canaries has completed or
+	// failed. A canary has failed if one of its runs failed, or if it was discarded, cancelled or deleted. If more than
+	// CanaryFailures canaries fail, the redrive is aborted. A zero Canary means no canaries.
 	Canary         int
 	CanaryFailures int
 }
@@ -117,7 +118,7 @@ const (
 	RedriveMarking RedriveState = "marking" // it is finding its jobs
 	RedriveCanary  RedriveState = "canary"  // the canaries are out, the other jobs wait
 	RedriveRunning RedriveState = "running"
-	RedriveDone    RedriveState = "done"    // all its jobs are due or have ended; with PerKey, all have ended
+	RedriveDone    RedriveState = "done"    // all its jobs are due or have ended; with PerKey, all jobs with a key have ended
 	RedriveAborted RedriveState = "aborted" // jobs that it had not made due stay dead
 )
 
@@ -135,7 +136,7 @@ type Redrive struct {
 
 	CanaryFailures int `json:"canary_failures,omitempty"`
 
-	Matched    int64         `json:"matched"`           // jobs that it holds or has held, without Skipped; at the end more than Released if somebody has taken jobs away
+	Matched    int64         `json:"matched"`           // jobs that it has taken up, without the skipped jobs; if somebody takes jobs away from it, it releases fewer than that
 	Released   int64         `json:"released"`          // jobs that it made due
 	Skipped    int64         `json:"skipped"`           // jobs that it left as they were
 	Unkeyed    int64         `json:"unkeyed,omitempty"` // jobs of Matched without a key; PerKey does not cap them
@@ -174,9 +175,8 @@ type RedriveJobs struct {
 
 // RedriveStep is how many jobs of a redrive became due in some seconds, and how many ended. The steps have the same
 // length and follow each other, at most 61 of them. The first step begins when the first job became due. The last step
-// contains the moment when the last job became due, or the moment when 95 % of the jobs that have ended so far had
-// ended, whichever is later. Jobs that RedriveJobs does not count are missing. A job that was parked counts as due when
-// its last run became due.
+// contains the later of two moments: when the last job became due, and when 95 % of the ends known so far had happened.
+// Jobs that RedriveJobs does not count are missing. A job that was parked counts as due when its last run became due.
 type RedriveStep struct {
 	At        time.Time `json:"at"`        // when the step begins
 	Seconds   float64   `json:"seconds"`   // how long the step is, at least 1
@@ -193,20 +193,23 @@ type SkippedJob struct {
 
 // StartRedrive brings dead jobs back at a pace. They keep their ids and errors, and their attempts begin anew. The
 // redrive is a row in the table drover_redrives, and the supervisors of all processes work on it. They make jobs due at
-// the plan's rate, at most a second ahead. While jobs that the redrive has made due wait for a claim, they make no more
-// jobs due. The row keeps who began it and why. See Client.Redrive, PauseRedrive, AbortRedrive.
+// the plan's rate, at most a second ahead. If a job that became due has waited for a claim for more than half a second,
+// no more jobs of its kind become due in its queue until a supervisor claims it. The row keeps who began the redrive
+// and why. See Client.Redrive, PauseRedrive, AbortRedrive.
 //
 // StartRedrive returns once the redrive has found its jobs, long before they have all run. Jobs that end after the
 // redrive began are not among them.
 //
 // Some jobs are skipped and listed: jobs that have expired, jobs that another redrive holds, and ids that do not exist.
 // A job is skipped too if the database refuses to read or to change its row, for example because of a constraint or
-// trigger of yours. Its reason begins with "refused: ". Remove the cause, and begin another redrive for this job.
+// trigger of yours. Its SkippedJob.Why begins with "refused: ". Remove the cause, and begin another redrive for this
+// job.
 //
 // If no job matches, nothing stays stored: the result has the State RedriveDone and the Filter, but no ID.
 //
-// Errors, before anything is changed: *InvalidError for a plan that makes no sense, ErrState if Filter.IDs names a
-// job that is not dead, or if the plan was started before with its ID.
+// Errors, before anything is changed: *InvalidError for a plan that makes no sense; ErrState if Filter.IDs names a job
+// that is not dead, unless the job waits after an earlier redrive; ErrState if a redrive with the plan's ID was started
+// before.
 func (c *Client) StartRedrive(ctx context.Context, plan RedrivePlan, audit Audit) (*Redrive, error) {
 	doc, err := c.encodePlan(plan, audit)
 	if err != nil {
@@ -227,7 +230,7 @@ func (c *Client) StartRedrive(ctx context.Context, plan RedrivePlan, audit Audit
 	return r, nil
 }
 
-// RedriveGroup counts the jobs that a redrive would take up, of one queue, kind, reason and fingerprint.
+// RedriveGroup counts the jobs of one queue, kind, reason and fingerprint that a redrive would take up or skip.
 type RedriveGroup struct {
 	Queue       string `json:"queue"`
 	Kind        string `json:"kind"`
@@ -240,9 +243,9 @@ type RedriveGroup struct {
 	Error       string `json:"error,omitempty"`   // the last error of the newest job
 }
 
-// PreviewRedrive returns the groups of jobs that StartRedrive would pick, largest first, and changes nothing. With a
-// Limit, the groups contain the jobs within the limit, and the jobs before them that would be skipped. PreviewRedrive
-// returns the errors of StartRedrive.
+// PreviewRedrive returns the groups of jobs that StartRedrive would take up or skip, largest first, and changes
+// nothing. With a Limit, it looks no further than StartRedrive would: until as many jobs are found as the limit allows.
+// PreviewRedrive returns the errors of StartRedrive, except ErrState for an ID that was used before.
 func (c *Client) PreviewRedrive(ctx context.Context, plan RedrivePlan) ([]RedriveGroup, error) {
 	doc, err := c.encodePlan(plan, Audit{})
 	if err != nil {
@@ -274,7 +277,7 @@ func (c *Client) Redrive(ctx context.Context, id string) (*Redrive, error) {
 	id = pgtext.ID(id)
 	r, err := c.desk.getRedrive(ctx, id)
 	if err == nil {
-		r.Jobs, err = only(pg.ReadOnePlan(ctx, c.desk.pool, pgx.RowToStructByPos[RedriveJobs], sqlRedriveJobs, id, mostRedriveJobs))
+		r.Jobs, err = oneRow(pg.ReadOnePlan(ctx, c.desk.pool, pgx.RowToStructByPos[RedriveJobs], sqlRedriveJobs, id, mostRedriveJobs))
 	}
 	if err == nil {
 		r.Course, err = pg.ReadOnePlan(ctx, c.desk.pool, pgx.RowToStructByPos[RedriveStep], sqlRedriveCourse, id, mostRedriveJobs)
@@ -316,7 +319,7 @@ func (c *Client) AbortRedrive(ctx context.Context, id string, audit Audit) error
 	return c.changeRedrive(ctx, "abort", sqlAbortRedrive, id, audit)
 }
 
-// changeRedrive runs a statement that changes a redrive, unless it has ended, and returns its state.
+// changeRedrive runs a statement that changes a redrive unless it has ended. The statement returns the redrive's state.
 func (c *Client) changeRedrive(ctx context.Context, verb, sql, id string, audit Audit) error {
 	id, err := audit.checkChange(new(problems), verb+" redrive", id)
 	if err != nil {
@@ -330,7 +333,7 @@ func (c *Client) changeRedrive(ctx context.Context, verb, sql, id string, audit 
 	switch {
 	case err != nil:
 		return fmt.Errorf("%s redrive %s: %w", verb, id, err)
-	case *state == RedriveDone || *state == RedriveAborted && verb != "abort": // an abort may come twice
+	case *state == RedriveDone || *state == RedriveAborted && verb != "abort": // a second abort is no error
 		return fmt.Errorf("%s redrive %s, which is %s: %w", verb, id, *state, ErrState)
 	}
 	return nil
@@ -363,8 +366,8 @@ func (s *desk) startRedrive(ctx context.Context, plan string) (id string, err er
 	return id, pg.Classify(err)
 }
 
-// markPause is how long markRedrive waits before it looks again at a redrive that is still marking. A supervisor may be
-// marking its jobs, or it may wait for a locked row, or for the lock of the table.
+// markPause is how long markRedrive waits before it looks again at a redrive that is still marking. In this time a
+// supervisor may mark jobs, or a lock of a row or of the table may end.
 const markPause = 20 * time.Millisecond
 
 // markRedrive marks a redrive's jobs, batch by batch, together with the supervisors.
@@ -393,12 +396,12 @@ func (s *desk) markRedrive(ctx context.Context, id string) (*Redrive, error) {
 }
 
 func (s *desk) getRedrive(ctx context.Context, id string) (*Redrive, error) {
-	return only(pg.ReadAll(ctx, s.pool, scanRedrive, sqlGetRedrive, id))
+	return oneRow(pg.ReadAll(ctx, s.pool, scanRedrive, sqlGetRedrive, id))
 }
 
 // sqlRedriveJobs reads at most $2 jobs of redrive $1 by jobs_redrive_idx. A job that the redrive has not made due yet
 // has the redrive's mark: see drover_redrive_judge. If a job has no mark, and was neither made due nor run since the
-// redrive began, the redrive has skipped the job or was aborted before its turn.
+// redrive began, the redrive has skipped the job or was aborted before the job's turn.
 const sqlRedriveJobs = `
 select count(*) filter (where held), count(*) filter (where not held and state in ('available', 'scheduled', 'parked')), count(*) filter (where state = 'running'),
 	count(*) filter (where state = 'retryable'), count(*) filter (where state = 'completed'), count(*) filter (where not held and state = 'discarded'),

@@ -18,7 +18,7 @@ type Periodic struct {
 	// Name identifies the schedule in the database: 1 to 128 bytes, with characters as in kinds. Required.
 	Name string
 
-	// Schedule sets the times at which the schedule ticks. Required. One of
+	// Schedule sets the times at which the schedule ticks: at each tick, it makes a job. Required. One of
 	//
 	//	0 2 * * mon-fri      minute, hour, day of the month, month, day of the week
 	//	*/10 0 2 * * mon-fri the same with the second in front
@@ -161,7 +161,7 @@ func (c *Client) encodePeriodicJob(bad *problems, p *Periodic) *newJob {
 	var args, settings problems
 	job := &newJob{Queue: opts.Queue, Priority: opts.Priority, Tags: opts.Tags, ConcurrencyKey: opts.Key}
 	c.encodeArgs(&args, job, p.Args)
-	for _, err := range args.errs { // they have the field names of an enqueue
+	for _, err := range args.errs { // these errors have the field names of an enqueue
 		var invalid *InvalidError
 		if errors.As(err, &invalid) {
 			err = &InvalidError{Field: strings.NewReplacer("args", "Args", "kind", "Args.Kind").Replace(invalid.Field), Reason: invalid.Reason, Err: invalid.Err}
@@ -191,7 +191,7 @@ func (j *newJob) options() json.RawMessage {
 	if err == nil {
 		raw, err = json.Marshal(options)
 	}
-	if err != nil { // its parts were marshalled before, or refused
+	if err != nil { // only if a part was refused before
 		return json.RawMessage(`{}`)
 	}
 	return raw

@@ -56,7 +56,7 @@ type FailedRun struct {
 	Job        *Job          // the job; Schedule and TotalDelay set only ID, Attempt, MaxAttempts and LastDelay
 	LastDelay  time.Duration // the wait before this run, 0 on the first
 
-	even bool // the wait gets no jitter, for TotalDelay
+	noJitter bool // the wait gets no jitter, for TotalDelay
 }
 
 func (f FailedRun) jobID() string {
@@ -69,7 +69,7 @@ func (f FailedRun) jobID() string {
 // DefaultRetry is the strategy if neither the job nor its worker nor its queue names one: Exponential{}.
 func DefaultRetry() RetryStrategy { return Exponential{} }
 
-// Every waits d before each retry. It is short for Constant{Delay: d}, so zero means 30 s.
+// Every returns the strategy that waits d before each retry. It is short for Constant{Delay: d}, so zero means 30 s.
 func Every(d time.Duration) Constant { return Constant{Delay: d} }
 
 // Schedule previews the waits of a job that fails every time. The first wait comes after run 1, so there is one wait
@@ -92,13 +92,13 @@ func TotalDelay(s RetryStrategy, runs int) time.Duration {
 	return total
 }
 
-// waits yields the wait after each run except the last, without jitter if even is true.
-func waits(s RetryStrategy, jobID string, runs int, even bool) iter.Seq[time.Duration] {
+// waits yields the wait after each run except the last.
+func waits(s RetryStrategy, jobID string, runs int, noJitter bool) iter.Seq[time.Duration] {
 	return func(yield func(time.Duration) bool) {
 		s, last := orDefault(s), time.Duration(0)
 		for a := 1; a < runs; a++ {
 			job := &Job{ID: jobID, Attempt: a, MaxAttempts: runs, LastDelay: last}
-			d, ok, _ := s.delay(FailedRun{Attempt: a, RetryIndex: a - 1, Err: errPreview, Job: job, LastDelay: last, even: even})
+			d, ok, _ := s.delay(FailedRun{Attempt: a, RetryIndex: a - 1, Err: errPreview, Job: job, LastDelay: last, noJitter: noJitter})
 			if !ok || !yield(d) {
 				return
 			}
@@ -313,7 +313,7 @@ func (s Custom) stored() storedStrategy {
 // capThenJitter is the last step of every strategy. If the cap came after the jitter, all jobs at the cap would run
 // again at the same moment.
 func capThenJitter(d, limit time.Duration, j Jitter, f FailedRun) time.Duration {
-	if f.even {
+	if f.noJitter {
 		j = NoJitter
 	}
 	if limit > 0 {
@@ -369,10 +369,10 @@ func ParseRetryStrategy(text string) (RetryStrategy, error) {
 	return s, s.validate()
 }
 
-// decodeStrategy reads the public form. A setting that is left out has its default. A Custom is looked up by its
-// name in the map named. If the text has a max or a jitter, they replace the Custom's own. If the map does not
-// have the name, the error is errUnknownStrategy. Everything else that is not understood is an *InvalidError,
-// because the strategy must not be guessed.
+// decodeStrategy reads the public form. A setting that is left out has its default. The parameter named has the Customs
+// by name. If the text has a max or a jitter, they replace the Custom's own. If there is no Custom of the name, the
+// error is errUnknownStrategy. Everything else that is not understood is an *InvalidError, because the strategy must
+// not be guessed.
 func decodeStrategy(raw []byte, named map[string]Custom) (RetryStrategy, error) {
 	var in storedReader
 	if err := json.Unmarshal(raw, &in.fields); err != nil {
@@ -435,7 +435,7 @@ func (in *storedReader) duration(key string) time.Duration {
 		return 0
 	}
 	d, err := time.ParseDuration(s)
-	if err != nil || d <= 0 { // a stored zero would read as the default
+	if err != nil || d <= 0 { // a stored zero would mean the default
 		in.bad.add("retry."+key, "%q is not a duration above 0, such as \"1m30s\"", s)
 		return 0
 	}
@@ -614,7 +614,7 @@ func (j Jitter) apply(d time.Duration, jobID string, attempt int) time.Duration 
 	r, _ := j.parse() // it was validated when it was set; an invalid Jitter does not move d
 	d = min(max(d, 0), maxBackoff)
 	whole := float64(d)
-	lo := max(0, d-time.Duration(r.below*whole)-r.abs) // whole may be rounded up
+	lo := max(0, d-time.Duration(r.below*whole)-r.abs) // whole may be rounded up, and then be more than d
 	hi := d + time.Duration(r.above*whole) + r.abs
 	offset, _ := bits.Mul64(jitterHash(jobID, attempt), uint64(hi-lo)) //nolint:gosec // hash / 2^64 × width, exactly; hi is not below lo
 	return lo + time.Duration(offset)                                  //nolint:gosec // below hi - lo

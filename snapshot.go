@@ -146,30 +146,30 @@ func (s *Snapshot) take(h *health.Report) {
 	}
 }
 
-// sqlDepths counts the jobs of the first $2 queues. jobs_claim_idx and jobs_discarded_groups_idx give the queues and their
-// jobs. Each scan is in the order of its index, so its limit ends it. With old statistics, a plan with min(), a bitmap or a
-// sort would read all dead letters; sqlDepthsPlan forbids bitmaps and sorts.
+// sqlDepths counts the jobs of the first $2 queues. jobs_claim_idx and jobs_discarded_groups_idx give the queues and
+// their jobs. Each scan is in the order of its index, so the scan ends at its limit. With old statistics, a plan with
+// min(), a bitmap or a sort would read all dead letters; sqlDepthsPlan forbids bitmaps and sorts.
 //
-// In each queue it counts up to $5 dead letters and up to $5 unfinished jobs, beginning with suspects and retries, which
-// have the highest lanes. If a queue has more jobs, a sample of about $4 pages of the table estimates how many. The sample
-// has the same pages each time, so that an estimate does not jump. It is enough for a queue if jobs of the queue in one
-// state are on 20 of its pages, which stand for four times $1 pages of the table. A queue with less than $1 jobs cannot
-// have that, except by a chance of one in ten million. If the sample is not enough, the query counts the jobs, and ends when
-// there are more than $1.
+// In each queue it counts up to $5 dead letters and up to $5 unfinished jobs, beginning with suspects and retries,
+// which have the highest lanes. If a queue has more jobs, a sample of about $4 pages of the table estimates how many.
+// The sample has the same pages each time, so that an estimate does not jump. The sample is enough for a queue if jobs
+// of the queue in one state are on at least 20 of the sample's pages, and if these stand for at least four times $1
+// pages of the table. The chance that this happens for a queue with less than $1 jobs is one in ten million. If the
+// sample is not enough, the query counts the jobs, and ends when there are more than $1.
 //
-// The oldest due job is the first job of a lane that does not run. The index leads from one such job to the next. A paused
-// queue has no oldest due job. While a kind is paused, the query searches the first $3 jobs of each lane for the oldest due
-// job of another kind.
+// The oldest due job is, in one of the lanes, the first job that is not running. The index leads from lane to lane. A
+// paused queue has no oldest due job. While a kind is paused, the query searches the first $3 jobs of each lane for the
+// oldest due job of another kind.
 const (
-	// sqlUnfinished counts the unfinished jobs of the queue name, but no more than most: the jobs of each state, the due
-	// jobs, and all jobs (n).
+	// sqlUnfinished counts the unfinished jobs of a queue (the column name), up to a limit (the column most): the jobs
+	// of each state, the due jobs, and all jobs (n).
 	sqlUnfinished = `(
 	select coalesce(jsonb_object_agg(state, n), '{}') || jsonb_build_object('due', coalesce(sum(due), 0), 'n', coalesce(sum(n), 0)) from (
 		select state, count(*) as n, count(*) filter (where state not in ('running', 'parked') and scheduled_at <= now()) as due from (
 			select state, scheduled_at from jobs where finalized_at is null and queue = name order by lane desc, scheduled_at desc, id desc limit most
 		) j group by state
 	) s)`
-	// sqlDead counts the dead letters of the queue name, but no more than most.
+	// sqlDead counts the dead letters of the same queue, up to the same limit.
 	sqlDead       = `(select count(*) from (select from jobs where discard_reason is not null and queue = name order by kind limit most) j)`
 	sqlDepthsPlan = `select set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true)`
 	sqlDepths     = `
@@ -265,7 +265,7 @@ func (s *Snapshot) readDepth(rows pgx.Rows) error {
 			q.Jobs[state] = max(q.Jobs[state], n)
 		}
 	}
-	if s.Queues = append(s.Queues, q); len(s.Queues) <= snapshotQueues { // take drops the queues after that
+	if s.Queues = append(s.Queues, q); len(s.Queues) <= snapshotQueues { // the method take drops the queues beyond snapshotQueues
 		s.Suspects += suspects
 	}
 	return nil

@@ -50,7 +50,7 @@ func (c *Client) NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 	}
 	for i, strategy := range cfg.Strategies {
 		bad.strategy(fmt.Sprintf("Strategies[%d]", i), strategy)
-		h.name(&bad, fmt.Sprintf("Strategies[%d]", i), strategy)
+		h.register(&bad, fmt.Sprintf("Strategies[%d]", i), strategy)
 	}
 	seen := map[string]bool{}
 	queues := slices.Clone(cfg.Queues)
@@ -62,7 +62,7 @@ func (c *Client) NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 			bad.add(field+".Name", "%q is there twice", q.Name)
 		}
 		seen[q.Name] = true
-		h.name(&bad, field+".Retry", q.Retry)
+		h.register(&bad, field+".Retry", q.Retry)
 	}
 	var kinds []string
 	for i := range cfg.Workers {
@@ -73,23 +73,23 @@ func (c *Client) NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 		if h.workers[w.kind] != nil && w.kind != "" {
 			bad.add(field, "kind %q has a worker already", w.kind)
 		}
-		h.name(&bad, field+".Retry", w.opts.Retry)
+		h.register(&bad, field+".Retry", w.opts.Retry)
 		for j := range w.opts.Cases {
-			h.name(&bad, fmt.Sprintf("%s.Cases[%d].Retry", field, j), w.opts.Cases[j].Retry)
+			h.register(&bad, fmt.Sprintf("%s.Cases[%d].Retry", field, j), w.opts.Cases[j].Retry)
 		}
 		h.workers[w.kind] = &w
 		kinds = append(kinds, w.kind)
 	}
 	slices.Sort(kinds)
 	for i := range queues {
-		queues[i].Retry = h.named(&bad, fmt.Sprintf("Queues[%d].Retry", i), queues[i].Retry)
+		queues[i].Retry = h.resolve(&bad, fmt.Sprintf("Queues[%d].Retry", i), queues[i].Retry)
 	}
 	slices.SortFunc(queues, func(a, b Queue) int { return cmp.Compare(a.Name, b.Name) })
 	for kind, w := range h.workers {
-		w.opts.Retry = h.named(&bad, fmt.Sprintf("the worker of %q: Retry", kind), w.opts.Retry)
+		w.opts.Retry = h.resolve(&bad, fmt.Sprintf("the worker of %q: Retry", kind), w.opts.Retry)
 		for i := range w.opts.Cases {
 			c := &w.opts.Cases[i]
-			c.Retry = h.named(&bad, fmt.Sprintf("the worker of %q: Cases[%d].Retry", kind, i), c.Retry)
+			c.Retry = h.resolve(&bad, fmt.Sprintf("the worker of %q: Cases[%d].Retry", kind, i), c.Retry)
 		}
 	}
 	schedules := c.encodeDeclared(&bad, cfg.Periodic)
@@ -124,9 +124,9 @@ func (c *Client) NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 // handlers that ignored their context and hooks that have not returned. A Supervisor runs once.
 //
 // Run returns an error only if it cannot start and waiting would not help: ErrNotMigrated, ErrReadOnly,
-// ErrServerTooOld, ErrPooler, an *InvalidError for a hook of the pool or a schedule that the database refuses, or an
-// error of the server, such as its error for a wrong password. If the server refuses connections or has no connections
-// left, or if a lock is held too long, Run waits, at the start and later.
+// ErrServerTooOld, ErrPooler, an *InvalidError for a schedule that the database refuses or for a hook of the pool that
+// changes a setting that drover needs, or an error of the server, such as its error for a wrong password. If the server
+// refuses connections or has no connections left, or if a lock is held too long, Run waits, at the start and later.
 func (s *Supervisor) Run(ctx context.Context) error {
 	if s.ran.Swap(true) {
 		return errors.New("drover: a Supervisor runs once; make another")

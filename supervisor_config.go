@@ -58,8 +58,8 @@ type SupervisorConfig struct {
 
 	// CompletedRetention and CancelledRetention are how long completed and cancelled jobs are kept. Zero means
 	// KeepFor(24 * time.Hour); under 1 s is an error. Only CompletedRetention may be DeleteOnCompletion. A Queue may
-	// have its own settings. Discarded jobs are never pruned unless their Queue sets DiscardedRetention. The
-	// supervisor that started first prunes the queues of all supervisors, once a minute.
+	// have its own settings. Discarded jobs are never deleted unless their Queue sets DiscardedRetention. The
+	// supervisor that started first deletes the old jobs of all supervisors' queues, once a minute.
 	CompletedRetention Retention
 	CancelledRetention Retention
 
@@ -179,8 +179,8 @@ func (q *Queue) fillIn(bad *problems, field string, completed Retention) {
 	q.RetryBudget.fillIn(bad, field+".RetryBudget")
 }
 
-// name registers a Custom under its name, for jobs that refer to it. The same Custom may be set in several places.
-func (h *handler) name(bad *problems, field string, strategy RetryStrategy) {
+// register keeps a Custom under its name, for jobs that refer to it. The same Custom may be set in several places.
+func (h *handler) register(bad *problems, field string, strategy RetryStrategy) {
 	custom, ok := strategy.(Custom)
 	if !ok || custom.Name == "" || custom.Func == nil {
 		return
@@ -192,9 +192,9 @@ func (h *handler) name(bad *problems, field string, strategy RetryStrategy) {
 	h.strategies[custom.Name] = custom
 }
 
-// named returns the strategy. If that is a Custom with a Name and no Func, named returns the registered Custom
-// of that name.
-func (h *handler) named(bad *problems, field string, strategy RetryStrategy) RetryStrategy {
+// resolve returns the strategy. If the strategy is a Custom with a Name and no Func, resolve returns the registered
+// Custom of that name.
+func (h *handler) resolve(bad *problems, field string, strategy RetryStrategy) RetryStrategy {
 	custom, ok := strategy.(Custom)
 	if !ok || custom.Func != nil || custom.Name == "" {
 		return strategy
@@ -242,8 +242,8 @@ func appendBudget(all []store.BudgetPolicy, scope string, b RetryBudget) []store
 	return append(all, store.BudgetPolicy{Scope: scope, Retries: b.Retries, Per: b.Per, Burst: b.Burst, Discard: b.Discard})
 }
 
-// stored returns the form of a strategy that is stored. A Custom without a name has no such form, so a process that
-// rescues the job uses the default.
+// stored returns a strategy in the form in which the database keeps it. A Custom without a name has no such form, so a
+// process that rescues the job uses the default.
 func stored(strategy RetryStrategy) *string {
 	if custom, ok := strategy.(Custom); strategy == nil || ok && custom.Name == "" {
 		return nil
@@ -260,10 +260,10 @@ func stored(strategy RetryStrategy) *string {
 type Retention time.Duration
 
 const (
-	// DeleteOnCompletion deletes a job in the statement that completes it, which is the fastest setting. If you repeat the
-	// enqueue with the job's id afterwards, it stores a new job: see EnqueueOpts.ID. Only CompletedRetention may be
-	// DeleteOnCompletion. Jobs that a redrive has taken up, and unique jobs whose period is not over, stay until the pruner
-	// comes.
+	// DeleteOnCompletion deletes a job in the statement that completes it, which is the fastest setting. If you repeat
+	// the enqueue with the job's id afterwards, it stores a new job: see EnqueueOpts.ID. Only CompletedRetention may be
+	// DeleteOnCompletion. Jobs that a redrive has taken up, and unique jobs whose period is not over, are deleted
+	// later.
 	DeleteOnCompletion Retention = math.MinInt64
 
 	// KeepForever keeps jobs for ever.
@@ -324,8 +324,8 @@ func keepFor(r Retention) *string {
 	return new(r.interval())
 }
 
-// retention returns how long the queue's jobs are kept, in the form that SQL takes. Nil means that the
-// supervisor that prunes decides.
+// retention returns how long the queue's jobs are kept, in the form that SQL takes. A nil field means the setting of
+// the supervisor that deletes old jobs.
 func (q *Queue) retention() store.Retention {
 	own := func(r Retention) *string { // KeepForever is a setting, too, and overrides the setting of the supervisor
 		if r == 0 {

@@ -19,7 +19,7 @@ type Event struct {
 	Kind        string
 	Supervisor  string        // the owner of the run, or the supervisor that emits the event; in Rescued the dead supervisor
 	Attempt     int           // number of the run, from 1
-	MaxAttempts int           // how many runs the job may have; at the end of a run the MaxAttempts of the ErrorCase (WorkerOpts.Cases) that matches its error, if it is set
+	MaxAttempts int           // how many runs the job may have; at the end of a run whose error matches an ErrorCase with a MaxAttempts, that number
 	Duration    time.Duration // how long the handler ran, with its middleware
 	Wait        time.Duration // from the due time to the start of the run; the server's clock measures it up to the claim, and this process' clock from there
 	Class       Class         // how a failed run failed
@@ -35,7 +35,7 @@ type Event struct {
 	InTx        bool          // in Enqueued: the job is stored in the caller's transaction, which may still roll back
 
 	// Tags and Metadata are the job's tags and metadata. Do not change them: other hooks get the same values. The two
-	// fields are nil in events of rescues, schedules and operators, because these do not read them.
+	// fields are nil in events of rescues, schedules and operators, because drover does not read them there.
 	Tags     []string
 	Metadata json.RawMessage
 }
@@ -61,13 +61,13 @@ type Event struct {
 //	Claimed      jobs were claimed            Supervisor Queue Count
 //	Started      a handler is called          … Wait
 //	Completed    the run succeeded            … Duration
-//	Failed       it failed, will be retried   … Duration Class Error Backoff Next
+//	Failed       failed run, a retry follows  … Duration Class Error Backoff Next
 //	Discarded    the job ended for good       … Duration Class Error Reason; also By Why if an operator did it
 //	Quarantined  after Discarded: the job kills processes, or ignores its timeout; see docs/crashes.md
 //	                                          … Duration Class Error Reason
-//	Parked       it failed and waits for a newer build, or for its place in a redrive … Duration Class Error
-//	Snoozed      it waits, attempt given back … Duration Backoff Next
-//	Cancelled    nobody wants it any more     … Duration Error; also By Why if an operator did it
+//	Parked       the run failed; the job waits for a newer build, or for its place in a redrive … Duration Class Error
+//	Snoozed      the job asked to run later   … Duration Backoff Next
+//	Cancelled    the job was cancelled        … Duration Error; also By Why if an operator did it
 //	Released     handed back: by a stop; or before it started, by a pause or because no slot got free in a second
 //	                                          … Duration (0 if it had not started)
 //	StaleSettle  the outcome was not recorded: the job belonged to another supervisor by then; or the supervisor has
@@ -94,8 +94,8 @@ type Hooks struct {
 	Released, StaleSettle, Rescued, Redriven, FailureReopened, Paused, Resumed, PeriodicSkipped func(context.Context, Event)
 }
 
-// of returns the event's function, and the level and the message of its log line.
-func (h *Hooks) of(kind engine.EventKind) (hook func(context.Context, Event), level slog.Level, message string) {
+// lookUp returns the event's function, and the level and the message of its log line.
+func (h *Hooks) lookUp(kind engine.EventKind) (hook func(context.Context, Event), level slog.Level, message string) {
 	switch kind {
 	case engine.EventEnqueued:
 		return h.Enqueued, slog.LevelDebug, "job enqueued"
@@ -154,7 +154,7 @@ func (c *Client) subscribers() []engine.Subscriber {
 		subscribers = append(subscribers, engine.Subscriber{
 			Name: fmt.Sprintf("Config.Hooks[%d]", i),
 			Hears: func(kind engine.EventKind) bool {
-				hook, _, _ := h.of(kind)
+				hook, _, _ := h.lookUp(kind)
 				return hook != nil
 			},
 			Emit: func(ctx context.Context, e *engine.Event) { c.callHook(ctx, h, emission{e.Kind, publicEvent(e)}) },
@@ -165,7 +165,7 @@ func (c *Client) subscribers() []engine.Subscriber {
 
 // logs reports whether the log shows events of a kind.
 func (c *Client) logs(kind engine.EventKind) bool {
-	_, level, _ := (&Hooks{}).of(kind)
+	_, level, _ := (&Hooks{}).lookUp(kind)
 	return c.log.Enabled(context.Background(), level)
 }
 
@@ -178,7 +178,7 @@ func (c *Client) emit(ctx context.Context, t emission) {
 }
 
 func (c *Client) logEvent(ctx context.Context, t emission) {
-	_, level, message := (&Hooks{}).of(t.kind)
+	_, level, message := (&Hooks{}).lookUp(t.kind)
 	if t.kind == engine.EventPeriodicSkipped && !strings.HasPrefix(t.event.Error, "missed: ") && !strings.HasPrefix(t.event.Error, "refused: ") {
 		level = slog.LevelInfo // OverlapSkip, or Unique: the schedule asks for this
 	}
@@ -192,14 +192,14 @@ func (c *Client) logEvent(ctx context.Context, t emission) {
 
 // callHook calls a subscriber's hook for the event, if it has one.
 func (c *Client) callHook(ctx context.Context, h *Hooks, t emission) {
-	hook, _, _ := h.of(t.kind)
+	hook, _, _ := h.lookUp(t.kind)
 	if hook != nil {
 		c.observing(ctx, "hook panicked", func() { hook(ctx, t.event) })
 	}
 }
 
-// contained calls the application's log handler and recovers from its panics, which would otherwise end the
-// process. After a panic the handler spare writes the line, because somebody may have to act on it.
+// contained calls the application's log handler and recovers from its panics, which would otherwise end the process.
+// After a panic the field spare writes the line, because somebody may have to act on it.
 type contained struct {
 	handler, spare slog.Handler
 	client         *Client

@@ -34,21 +34,22 @@ func TestTry(t *testing.T) {
 		job     drover.Job
 		want    drover.Verdict
 	}{
-		"done":                       {handler: doNothing, want: drover.Verdict{Kind: drover.VerdictDone}},
-		"error":                      {handler: returns(errBoom), want: drover.Verdict{Kind: drover.VerdictError, Cause: errBoom}},
-		"discard":                    {handler: returns(drover.Discard(errBoom)), want: drover.Verdict{Kind: drover.VerdictDiscard, Cause: errBoom}},
-		"snooze":                     {handler: returns(drover.Snooze(time.Hour)), want: drover.Verdict{Kind: drover.VerdictSnooze, Delay: time.Hour}},
-		"the last attempt":           {handler: returns(errBoom), job: drover.Job{Attempt: 20}, want: drover.Verdict{Kind: drover.VerdictError, Cause: errBoom}},
-		"panic":                      {handler: func(context.Context, *drover.Job) error { panic(errBoom) }, want: drover.Verdict{Kind: drover.VerdictPanic, Cause: errBoom}},
-		"panic, discarded":           {drover.WorkerOpts{DiscardOnPanic: true}, func(context.Context, *drover.Job) error { panic(errBoom) }, drover.Job{}, drover.Verdict{Kind: drover.VerdictDiscard, Cause: errBoom}},
-		"permanent":                  {handler: returns(lasting{}), want: drover.Verdict{Kind: drover.VerdictDiscard, Cause: lasting{}}},
-		"not by RetryIf":             {opts: drover.WorkerOpts{RetryIf: func(error) bool { return false }}, handler: returns(errBoom), want: drover.Verdict{Kind: drover.VerdictDiscard, Cause: errBoom}},
-		"RetryIf is not asked":       {opts: drover.WorkerOpts{RetryIf: func(error) bool { return false }}, handler: returns(drover.Retry(errBoom)), want: drover.Verdict{Kind: drover.VerdictRetry, Cause: errBoom}},
-		"a case discards":            {opts: drover.WorkerOpts{Cases: []drover.ErrorCase{{Name: "boom", If: isBoom, Discard: true}}}, handler: returns(errBoom), want: drover.Verdict{Kind: drover.VerdictDiscard, Cause: errBoom}},
-		"a case retries":             {opts: drover.WorkerOpts{Cases: []drover.ErrorCase{{Name: "all", If: func(error) bool { return true }}}}, handler: returns(lasting{}), want: drover.Verdict{Kind: drover.VerdictError, Cause: lasting{}}},
-		"the strategy gives up":      {opts: drover.WorkerOpts{Retry: drover.Custom{Name: "never", Func: func(drover.FailedRun) (time.Duration, bool) { return 0, false }}}, handler: returns(errBoom), want: drover.Verdict{Kind: drover.VerdictDiscard, Cause: errBoom}},
-		"settled in no transaction":  {handler: func(ctx context.Context, job *drover.Job) error { return job.CompleteTx(ctx, nil) }, want: drover.Verdict{Kind: drover.VerdictError}},
-		"nil after a refused settle": {handler: func(ctx context.Context, job *drover.Job) error { _ = job.CompleteTx(ctx, nil); return nil }, want: drover.Verdict{Kind: drover.VerdictRetry, Cause: drover.ErrNotCommitted}},
+		"done":                             {handler: doNothing, want: drover.Verdict{Kind: drover.VerdictDone}},
+		"error":                            {handler: returns(errBoom), want: drover.Verdict{Kind: drover.VerdictError, Cause: errBoom}},
+		"discard":                          {handler: returns(drover.Discard(errBoom)), want: drover.Verdict{Kind: drover.VerdictDiscard, Cause: errBoom}},
+		"snooze":                           {handler: returns(drover.Snooze(time.Hour)), want: drover.Verdict{Kind: drover.VerdictSnooze, Delay: time.Hour}},
+		"the last attempt":                 {handler: returns(errBoom), job: drover.Job{Attempt: 20}, want: drover.Verdict{Kind: drover.VerdictError, Cause: errBoom}},
+		"panic":                            {handler: func(context.Context, *drover.Job) error { panic(errBoom) }, want: drover.Verdict{Kind: drover.VerdictPanic, Cause: errBoom}},
+		"panic, discarded":                 {drover.WorkerOpts{DiscardOnPanic: true}, func(context.Context, *drover.Job) error { panic(errBoom) }, drover.Job{}, drover.Verdict{Kind: drover.VerdictDiscard, Cause: errBoom}},
+		"permanent":                        {handler: returns(lasting{}), want: drover.Verdict{Kind: drover.VerdictDiscard, Cause: lasting{}}},
+		"not by RetryIf":                   {opts: drover.WorkerOpts{RetryIf: func(error) bool { return false }}, handler: returns(errBoom), want: drover.Verdict{Kind: drover.VerdictDiscard, Cause: errBoom}},
+		"RetryIf is not asked":             {opts: drover.WorkerOpts{RetryIf: func(error) bool { return false }}, handler: returns(drover.Retry(errBoom)), want: drover.Verdict{Kind: drover.VerdictRetry, Cause: errBoom}},
+		"a case discards":                  {opts: drover.WorkerOpts{Cases: []drover.ErrorCase{{Name: "boom", If: isBoom, Discard: true}}}, handler: returns(errBoom), want: drover.Verdict{Kind: drover.VerdictDiscard, Cause: errBoom}},
+		"a case retries":                   {opts: drover.WorkerOpts{Cases: []drover.ErrorCase{{Name: "all", If: func(error) bool { return true }}}}, handler: returns(lasting{}), want: drover.Verdict{Kind: drover.VerdictError, Cause: lasting{}}},
+		"a case retries, the last attempt": {opts: drover.WorkerOpts{MaxAttempts: 1, Cases: []drover.ErrorCase{{Name: "all", If: func(error) bool { return true }}}}, handler: returns(lasting{}), want: drover.Verdict{Kind: drover.VerdictError, Cause: lasting{}}},
+		"the strategy gives up":            {opts: drover.WorkerOpts{Retry: drover.Custom{Name: "never", Func: func(drover.FailedRun) (time.Duration, bool) { return 0, false }}}, handler: returns(errBoom), want: drover.Verdict{Kind: drover.VerdictDiscard, Cause: errBoom}},
+		"settled in no transaction":        {handler: func(ctx context.Context, job *drover.Job) error { return job.CompleteTx(ctx, nil) }, want: drover.Verdict{Kind: drover.VerdictError}},
+		"nil after a refused settle":       {handler: func(ctx context.Context, job *drover.Job) error { _ = job.CompleteTx(ctx, nil); return nil }, want: drover.Verdict{Kind: drover.VerdictRetry, Cause: drover.ErrNotCommitted}},
 		"enqueued in no transaction": {handler: func(ctx context.Context, job *drover.Job) error {
 			_, err := job.EnqueueTx(ctx, nil, letter{}, nil)
 			return err

@@ -63,7 +63,7 @@ func checkTx(tx Tx) (err error) {
 
 // SQLTx makes a database/sql transaction a Tx, so that users of database/sql, GORM, ent, bun or sqlx can settle and
 // enqueue in their transactions. It works with any Postgres driver, because drover sends only scalars and JSON text.
-// drover cannot check whether such a transaction is open, and which client_encoding its session has. A nil tx is refused
+// drover cannot check whether such a transaction is open, or which client_encoding its session has. A nil tx is refused
 // with an *InvalidError.
 func SQLTx(tx *sql.Tx) Tx { return sqlTx{tx} }
 

@@ -24,14 +24,14 @@ import (
 // out until the job has ended.
 //
 // The database guarantees this for every enqueue: of one job or of many, in your transaction, and from SQL. With
-// KeepExisting, an enqueue that finds another job like its own only reads. With UntilStarted, in a transaction or in
-// bulk, the enqueue also locks the other job.
+// KeepExisting, an enqueue that finds another job like its own only reads. An enqueue with UntilStarted in a
+// transaction or in bulk also locks the other job.
 //
 // Two open transactions that store jobs with the same unique keys in different orders can deadlock. Postgres then
 // aborts one of them with 40P01, and the error wraps ErrUniqueDeadlock. Repeat that transaction. A bulk enqueue takes
 // its keys in order, and EnqueueMany repeats itself after a deadlock, up to twice. In a repeatable read or serializable
-// transaction, the enqueue fails with Postgres' error 40001 if another transaction has stored a job like its own
-// meanwhile.
+// transaction, the enqueue fails with Postgres' error 40001 if another transaction has stored a job like its own since
+// your transaction's first statement.
 type Unique struct {
 	// By names up to 32 top-level fields of the args' JSON. Two jobs are alike if these fields are equal. Nil means all
 	// the args. An empty list is an error, and so is a field that the args do not have.
@@ -65,14 +65,14 @@ const (
 
 	// UntilStarted keeps others out until a supervisor has claimed the job for the first time. If you enqueue in a
 	// transaction, and the existing job was stored with UntilStarted too, no supervisor claims that job before your
-	// transaction has ended. So after your commit either the existing job or the new job runs, and sees what you have
-	// written before the enqueue.
+	// transaction has ended. So after your commit a job runs that sees what you have written before the enqueue: the
+	// existing job if there was one, otherwise the new job.
 	UntilStarted UniqueUntil = "started"
 )
 
-// UntilPassed keeps others out for d from the enqueue on, by the server's clock, whatever becomes
-// of the job. For the job of a schedule, d counts from the tick. d is 1 ms or more. A job that ends
-// earlier stays in its table until then, whatever the retention of its queue is.
+// UntilPassed keeps others out for d from the enqueue on, by the server's clock, whatever becomes of the job. For the
+// job of a schedule, d counts from the time for which the schedule made the job. d is 1 ms or more. If the job ends
+// before d is over, its row stays until then, whatever the retention of its queue is.
 func UntilPassed(d time.Duration) UniqueUntil { return UniqueUntil(d.String()) }
 
 // OnConflict is what an enqueue does if there is another job like it: KeepExisting, ReplaceWaiting
@@ -90,8 +90,8 @@ const (
 )
 
 // Debounce makes the existing job due when the new job would be due, if no supervisor has claimed the existing job yet.
-// It leaves the args as they are. The existing job is never due later than longest after its own enqueue, because
-// otherwise it might never run. The new job needs Delay or ScheduledAt, and longest is 1 ms or more.
+// It leaves the args as they are. The parameter longest bounds the wait of the existing job from its own enqueue on,
+// because otherwise that job might never run. The new job needs Delay or ScheduledAt, and longest is 1 ms or more.
 func Debounce(longest time.Duration) OnConflict {
 	return OnConflict(debouncePrefix + longest.String())
 }
@@ -112,8 +112,8 @@ type uniqueness struct {
 // maxUniqueBy bounds how many fields of the args a unique job may name.
 const maxUniqueBy = 32
 
-// encode checks the settings for a job with these args and this key, and encodes them. later is true
-// if the job has a Delay or a ScheduledAt.
+// encode checks the settings for a job with these args and this key, and encodes them. The parameter later is true if
+// the job has a Delay or a ScheduledAt.
 func (u *Unique) encode(bad *problems, args json.RawMessage, key string, later bool) *uniqueness {
 	if u == nil {
 		return nil
@@ -171,12 +171,13 @@ func (u *Unique) checkBy(bad *problems, args json.RawMessage) {
 	}
 }
 
-// uniqueSpan converts a duration from Go's text form to SQL's. It reports the mistake wrong if the text is no duration.
-func uniqueSpan(bad *problems, field, text, wrong string) string {
+// uniqueSpan converts a duration from Go's text form to SQL's. The parameter mistake is what to report if the text is
+// no duration.
+func uniqueSpan(bad *problems, field, text, mistake string) string {
 	d, err := time.ParseDuration(text)
 	switch {
 	case err != nil:
-		bad.add(field, "%q %s", text, wrong)
+		bad.add(field, "%q %s", text, mistake)
 	case d < leastUnique:
 		bad.add(field, "%v is under %v", d, leastUnique)
 	}
@@ -186,10 +187,10 @@ func uniqueSpan(bad *problems, field, text, wrong string) string {
 // leastUnique is the shortest period of UntilPassed, and the shortest limit of Debounce.
 const leastUnique = time.Millisecond
 
-// of returns a job's key as drover_unique_key makes it, except for numbers that Postgres writes in another way, and the
-// line separators that Go escapes. It only serves to sort batches. Two jobs are alike if the database computes the same
-// key for them.
-func (u *uniqueness) of(kind string, raw json.RawMessage, queue, key string) string {
+// sortKey returns a job's key, by which batches are sorted. It is the key that drover_unique_key makes, except that
+// Postgres writes some numbers in another way, and that Go escapes line separators. Nothing else uses it: two jobs are
+// alike if the database computes the same key for them.
+func (u *uniqueness) sortKey(kind string, raw json.RawMessage, queue, key string) string {
 	var b bytes.Buffer
 	writeJSONB(&b, kind)
 	var args any
@@ -258,16 +259,17 @@ func writeJSONB(b *bytes.Buffer, value any) {
 	}
 }
 
-// sqlEnqueueUnique stores a unique job, or finds the existing job with its key. $2: it wakes sleeping supervisors. $3:
-// the statement is alone in its transaction, so the existing job need not wait for it. It reads jobs_unique_idx before
-// it inserts; a comment in the function explains why that is safe.
+// sqlEnqueueUnique stores a unique job, or finds the existing job with its key. $2 is whether it wakes sleeping
+// supervisors. $3 is whether the statement is alone in its transaction: then claims of the existing job need not wait
+// until the transaction has ended. The function reads jobs_unique_idx before it inserts; a comment in the function
+// explains why that is safe.
 const sqlEnqueueUnique = `select job_id, result from drover_enqueue_unique($1::jsonb, wake => $2, alone => $3)`
 
-// sqlEnqueueUniquePlain replaces sqlEnqueuePlain for a unique job. It calls no function, because the call and its JSON
-// would cost as much as the insert. If another job has the key, it inserts nothing; then sqlEnqueueUnique finds that
-// job. It writes the key as drover_unique_key does. $7 is the part of the args that is compared, or null, and $8 is the
-// text that stands before this part in the key. The search for another job is a scalar subquery, so that it always uses
-// jobs_unique_idx and never a join.
+// sqlEnqueueUniquePlain replaces sqlEnqueuePlain for a unique job. It does not call drover_enqueue_unique, because the
+// call and its JSON would cost as much as the insert. If another job has the key, it inserts nothing; then
+// sqlEnqueueUnique finds that job. It writes the key as drover_unique_key does. $7 is the part of the args that is
+// compared, or null, and $8 is the text that stands before this part in the key. The search for another job is a scalar
+// subquery, so that it always uses jobs_unique_idx and never a join.
 const sqlEnqueueUniquePlain = `
 insert into jobs (id, kind, args, queue, priority, metadata, unique_key, unique_scope, unique_until)
 select $1, $2, $3::jsonb, $4, $5, $6::jsonb, k.key, $10, coalesce(greatest(now(), statement_timestamp()) + $11::interval, 'infinity')
@@ -314,7 +316,7 @@ func (u *uniqueness) plain(args json.RawMessage) []any {
 	return []any{counts, form, u.Queue, "period", u.Until}
 }
 
-// chosen returns a JSON object with the fields of args that By names.
+// chosen returns a JSON object with the fields of args that u.By names.
 func (u *uniqueness) chosen(args json.RawMessage) string {
 	var fields map[string]json.RawMessage
 	_ = json.Unmarshal(args, &fields) // an object: see checkBy
@@ -324,7 +326,7 @@ func (u *uniqueness) chosen(args json.RawMessage) string {
 }
 
 // send queues sqlEnqueueUnique. The caller looks for sleeping supervisors itself, after the commit. But only the
-// database knows the due time of a job that is debounced, so the statement looks for them, too.
+// database knows the due time of a debounced job, so for such a job the statement looks for sleeping supervisors, too.
 func (u *uniqueness) send(p *pg.Pipeline, doc []byte, reply *uniqueReply, quiet bool) {
 	wakes := u.OnConflict == "debounce" && !quiet
 	p.Query(func(rows pgx.Rows) error { return rows.Scan(&reply.ID, &reply.Result) }, sqlEnqueueUnique, string(doc), wakes, true)

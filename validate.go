@@ -380,7 +380,7 @@ func inlined(f reflect.StructField) bool {
 }
 
 // refusedField turns an error into an *InvalidError if one of drover's SQL functions has refused an argument. The text
-// of such an error begins with the argument, as SQL names it; names replaces that by the library's name.
+// of such an error begins with the argument, as SQL names it; the parameter names replaces that by the library's name.
 func refusedField(err error, names *strings.Replacer) error {
 	if pg.SQLState(err) != "22023" {
 		return err

@@ -58,8 +58,8 @@ type Class string
 // The classes of the entries of a job's errors.
 const (
 	ClassError     Class = "error"     // the handler returned an error
-	ClassThrottled Class = "throttled" // it returned RetryAfter
-	ClassPanic     Class = "panic"     // it panicked or called runtime.Goexit
+	ClassThrottled Class = "throttled" // the handler returned RetryAfter
+	ClassPanic     Class = "panic"     // the handler panicked or called runtime.Goexit
 	ClassTimeout   Class = "timeout"   // the run's timeout was over
 	ClassDecode    Class = "decode"    // the args do not decode into the worker's type
 	ClassCrash     Class = "crash"     // the process died while the job ran
@@ -205,8 +205,8 @@ func wholeSeconds(s string) (d time.Duration, ok bool) {
 	return d, s != ""
 }
 
-// Snooze makes the job due again after d, without a failure. The attempt is given back, and Job.Snoozes goes up by one. A
-// negative d is 0.
+// Snooze makes the job due again after d, without a failure. The run does not count as an attempt, and Job.Snoozes goes
+// up by one. A negative d is 0.
 func Snooze(d time.Duration) error { return &verdict{how: VerdictSnooze, delay: max(d, 0)} }
 
 // Cancel ends the job as cancelled, because nobody wants it any more. err is the reason. It may be nil: unlike Discard and

@@ -22,14 +22,14 @@ const NoTimeout time.Duration = math.MaxInt64
 // WorkerOpts are a worker's settings. A supervisor stores MaxAttempts, Retry, Timeout and FollowUp in the table
 // drover_kinds, where other processes, psql and the command read them. It stores RetryBudget in drover_budgets.
 type WorkerOpts struct {
-	// MaxAttempts is how many runs a job of this kind may have in all. Zero means the queue's MaxAttempts, then 20. A
-	// matching ErrorCase.MaxAttempts takes precedence, then the job's own EnqueueOpts.MaxAttempts. With 1, drover does
-	// not run a job again if its handler may have begun. If a stop, an outage or a crash cuts the run short, the job
-	// is discarded.
+	// MaxAttempts is how many runs a job of this kind may have in all. Zero means the queue's MaxAttempts, or 20 if
+	// that is zero, too. The MaxAttempts of a matching ErrorCase takes precedence over the job's own
+	// (EnqueueOpts.MaxAttempts), and the job's own over this one. With 1, drover does not run a job again if its
+	// handler may have begun. If a stop, an outage or a crash cuts the run short, the job is discarded.
 	MaxAttempts int
 
-	// Retry decides how long a failed job waits for its next run. Nil means the queue's strategy, then Exponential{}. The
-	// strategy of a matching ErrorCase takes precedence, then the job's own.
+	// Retry decides how long a failed job waits for its next run. Nil means the queue's strategy, or Exponential{} if
+	// the queue has none. The strategies of a matching ErrorCase and of the job take precedence, in the same order.
 	Retry RetryStrategy
 
 	// RetryFor is how long a job of this kind is retried, from its enqueue or its last redrive, by the server's clock. If
@@ -39,8 +39,8 @@ type WorkerOpts struct {
 	// precedence. Zero means no bound, under 1 ms is an error.
 	RetryFor time.Duration
 
-	// RetryBudget bounds the retries of this kind's jobs, in all queues together. Zero means the queue's budget, then the
-	// supervisor's budget.
+	// RetryBudget bounds the retries of this kind's jobs, in all queues together. Zero means the queue's budget, or the
+	// supervisor's if the queue has none.
 	RetryBudget RetryBudget
 
 	// Timeout bounds one run. When it is over, the run's context ends (it has a deadline), and the run fails and is
@@ -51,12 +51,12 @@ type WorkerOpts struct {
 	// failure.
 	DiscardOnPanic bool
 
-	// RetryIf reports whether an error is worth a retry. If it returns false, the job is discarded as unrecoverable. Nil
-	// retries all errors. drover calls it for errors that handlers return, except for verdicts, which Discard, Retry,
-	// RetryAfter, DontCount, Snooze and Cancel make. Nor does it call RetryIf for an error with a method Permanent() bool
-	// that returns true: this error discards the job. RetryIf is not called either if one of the Cases matches, if the
-	// handler panics, or if the handler ignores its timeout. The function must be safe for concurrent use. If it panics,
-	// the job is retried.
+	// RetryIf reports whether an error is worth a retry. If it returns false, the job is discarded as unrecoverable.
+	// Nil retries all errors. drover calls RetryIf for the errors that handlers return, except for these: verdicts,
+	// which Discard, Retry, RetryAfter, DontCount, Snooze and Cancel make; errors whose method Permanent() bool returns
+	// true, which discard the job; errors that match one of the Cases; errors of runs that a stop, a lost lease or a
+	// cancel cut short. It is not called either if the handler panics or ignores its timeout. The function must be safe
+	// for concurrent use. If it panics, the job is retried.
 	RetryIf func(error) bool
 
 	// Cases give some errors their own treatment. The first case whose If returns true decides, and RetryIf is not called.
@@ -78,10 +78,10 @@ type WorkerOpts struct {
 const Unlimited = math.MaxInt32
 
 // ErrorCase has the settings for runs that fail with an error for which If returns true. If a setting is zero, the
-// job's setting holds, then its worker's, its queue's, and the default.
+// job's own setting holds, otherwise its worker's, otherwise its queue's, otherwise the default.
 type ErrorCase struct {
-	// Name is recorded in the run's entry in errors (RunError.Case). It is required, has at most 64 bytes, and must
-	// differ from the names of the worker's other cases.
+	// Name is recorded in the run's entry of the column errors (RunError.Case). It is required, has at most 64 bytes,
+	// and must differ from the names of the worker's other cases.
 	Name string
 
 	// If reports whether the case matches an error. It is required, and must be safe for concurrent use. If it panics,
@@ -134,9 +134,10 @@ type Worker struct {
 // RetryAfter, Snooze, Cancel and DontCount for other ends. The handler's context ends when the run's timeout is over,
 // the job is cancelled, or the supervisor stops or loses its lease. context.Cause returns the reason.
 //
-// A job whose args do not decode into A is discarded as undecodable. A must not be an interface, and must not lose a
-// field when it is decoded: a struct that embeds a time.Time has the UnmarshalJSON of time.Time, which does not know
-// the other fields. Client.NewSupervisor returns an *InvalidError for such an A, and for a nil handler.
+// A job whose args do not decode into the type A is discarded as undecodable. The type A must not be an interface, and
+// decoding must not lose any of its fields. For example, a struct that embeds a time.Time has the UnmarshalJSON of
+// time.Time, which ignores the other fields. Client.NewSupervisor returns an *InvalidError for such a type, and for a
+// nil handler.
 func Handle[A Args](handler func(ctx context.Context, job *Job, args A) error, opts WorkerOpts) Worker {
 	w := Worker{opts: opts}
 	w.kind, w.problem = kindOfType[A]()
@@ -159,7 +160,8 @@ func Handle[A Args](handler func(ctx context.Context, job *Job, args A) error, o
 // Kind returns the kind of the jobs that the worker handles. It is "" for a Worker that Handle has not made.
 func (w Worker) Kind() string { return w.kind }
 
-// kindOfType returns the kind of the zero value of A. If A is a pointer, it points to a zero value.
+// kindOfType returns the kind of a zero value of the type A. For a pointer type, the value is a pointer to a zero
+// value.
 func kindOfType[A Args]() (string, error) {
 	t := reflect.TypeFor[A]()
 	switch t.Kind() { //nolint:exhaustive // for all other types the zero value will do
@@ -212,8 +214,8 @@ func (w *Worker) validate(bad *problems, field string, defaultTimeout time.Durat
 // again gets another follow-up. A follow-up may have a follow-up of its own, at most three deep.
 //
 // If the database refuses the follow-up, because of a trigger or an index of yours, the job is discarded all the same.
-// The supervisor that prunes tries to enqueue the follow-up again until that succeeds, or the job is gone or no longer
-// discarded.
+// A supervisor then tries about once a minute to enqueue the follow-up, until that succeeds, the row of the discarded
+// job is deleted, or the job is no longer discarded.
 //
 // A supervisor must have a worker for the follow-up's kind and serve its queue, otherwise the follow-up waits for ever.
 // If a supervisor has a worker with a FollowUp, and does not handle the follow-up's kind or does not serve its queue,
@@ -237,7 +239,7 @@ type DiscardedJob struct {
 	JobID       string          `json:"job_id"`
 	JobKind     string          `json:"job_kind"`
 	Queue       string          `json:"queue"`
-	Args        json.RawMessage `json:"args"` // the args as jsonb keeps them (see Job); null if they cannot be read, or are longer than 3 MiB: then Client.Job returns them
+	Args        json.RawMessage `json:"args"` // the args as jsonb keeps them (see Job); null if they cannot be read, or are longer than 3 MiB (Client.Job returns long args)
 	Reason      Reason          `json:"reason"`
 	Error       string          `json:"error"` // Error, Class and Fingerprint are of the last failed run; "" if no run failed
 	Class       Class           `json:"class"`
@@ -270,10 +272,11 @@ func (c *Client) checkFollowUp(bad *problems, field string, w *Worker) {
 // Try calls the worker's handler once, without a database, and returns the verdict that a supervisor would reach. It
 // is for tests. The package drovertest has more for them.
 //
-// The verdict is the result of VerdictOf, changed by the worker's own rules. It is VerdictDiscard for an error that Cases,
-// RetryIf or the strategy would not retry, and for a panic with DiscardOnPanic. It is VerdictError for a Permanent error
-// that one of the Cases would retry. Neither attempts nor RetryFor run out. The worker's timeout and middleware do not
-// apply. To see how the handler reacts to the end of its context, end ctx.
+// The verdict is the result of VerdictOf, changed by the worker's own rules. It is VerdictDiscard for an error that
+// Cases, RetryIf or the strategy would not retry, and for a panic with DiscardOnPanic. It is VerdictError for a
+// Permanent error that one of the Cases would retry. Try ignores RetryFor. A job without attempts left gets the verdict
+// of a retry, and its strategy is not asked. The worker's timeout and middleware do not apply. To see how the handler
+// reacts to the end of its context, end ctx.
 //
 // The handler gets a copy of job. In the copy, Kind is the worker's kind. ID, Queue, Priority, Attempt, MaxAttempts and
 // ScheduledAt have the values of a first run where they are zero in job. If job has no Args, the handler gets zero
@@ -324,7 +327,7 @@ func (w Worker) Try(ctx context.Context, job *Job) Verdict {
 	switch o := t.decide(err); {
 	case o.State == store.Discarded && o.Reason != string(ReasonAttemptsExhausted):
 		v.Kind = VerdictDiscard
-	case o.State == store.Retryable && v.Kind == VerdictDiscard:
+	case v.Kind == VerdictDiscard && (o.State == store.Retryable || o.State == store.Discarded): // a Permanent error that a case retries
 		v.Kind = VerdictError
 	}
 	return v
