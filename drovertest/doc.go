@@ -2,7 +2,7 @@
 //
 //   - Run calls a handler without a database and returns its verdict.
 //   - NewPool gives a test tables of its own in your Postgres.
-//   - RequireEnqueued and Enqueued return what was enqueued, in an open transaction too.
+//   - RequireEnqueued and Enqueued return the jobs that were enqueued, also in a transaction that is still open.
 //   - RunToEnd and Drain run jobs with all their retries, without waiting for them; Advance lets time pass.
 //   - Mishaps let something go wrong while a job runs. Your test then checks what the handler has done.
 //

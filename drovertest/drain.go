@@ -16,8 +16,8 @@ import (
 // Drain starts a supervisor of the client with cfg, and runs the jobs of its queues and kinds until none is left.
 // Whenever all jobs that are left wait for a later time, it lets time pass until the first one is due (see Advance). So
 // a job's twenty attempts take a fraction of a second, in the usual order and with the usual delays. Drain returns when
-// every job of these queues and kinds has ended or is parked, including jobs that handlers have enqueued meanwhile, and
-// the supervisor has stopped.
+// every job of these queues and kinds has ended or is parked, including the jobs that handlers enqueue during the
+// Drain, and the supervisor has stopped.
 //
 // pool is the client's pool. If cfg has no Queues, the supervisor serves the queue "default". Drain sets PollInterval
 // to 2 ms. Schedules and redrives follow the real time. To make a schedule's job immediately, call Client.RunPeriodic.
@@ -58,7 +58,7 @@ func Drain(ctx context.Context, t testing.TB, pool *pgxpool.Pool, client *drover
 }
 
 const (
-	startsWithin = 20 * time.Second // the full sweep of a single supervisor takes 15 s to find any job that is due
+	startsWithin = 20 * time.Second // longer than the 15 s after which a single supervisor looks through all due jobs again
 	mostClaims   = 1000
 	pollEvery    = 2 * time.Millisecond
 )
@@ -145,10 +145,11 @@ func (d *drain) stuck(ctx context.Context, id, what string) error {
 }
 
 // Advance lets time pass for all jobs that do not run. After an Advance of 30 minutes, a job that was due in an hour is
-// due in half an hour, and a job that was due within the 30 minutes is due now; the order stays the same. Times that end
-// a job (EnqueueOpts.ExpiresAt, RetryUntil, WorkerOpts.RetryFor) and the ends of unique periods come nearer too. The times
-// when a job was enqueued, redriven, last claimed and ended go back, so that retention sees older jobs. Schedules, redrives, retry budgets, pauses,
-// and times inside of errors stay as they are. db is a pool, or a transaction of it.
+// due in half an hour, and a job that was due within the 30 minutes is due now; the order stays the same. Times that
+// end a job (EnqueueOpts.ExpiresAt, RetryUntil, WorkerOpts.RetryFor) and the ends of unique periods come nearer too.
+// The times when a job was enqueued, redriven, last claimed and ended go back, so that retention sees older jobs.
+// Schedules, redrives, retry budgets, pauses, and times inside of errors stay as they are. The parameter db is a pool
+// or a transaction.
 func Advance(ctx context.Context, t testing.TB, db drover.Tx, by time.Duration) {
 	t.Helper()
 	if by < 0 {
@@ -157,9 +158,10 @@ func Advance(ctx context.Context, t testing.TB, db drover.Tx, by time.Duration) 
 	check(t, advance(ctx, db, by))
 }
 
-// sqlAdvance leaves jobs that are due where they are. It gets its transaction id with the first lock, and makes no job
-// due before that, because supervisors look back only to transactions that were open at their last claim. Jobs that
-// become due keep their order. Rows are locked in the order of their ids.
+// sqlAdvance leaves jobs that are due where they are. First it locks the rows, in the order of their ids, and so gets a
+// transaction id. Then it reads the clock: no job becomes due before the statement has this id. Supervisors need that,
+// because they look back only to transactions that were open at their last claim. Jobs that become due keep their
+// order.
 const sqlAdvance = `
 with waiting as materialized (
 	select id, finalized_at is null as open, scheduled_at from jobs where state <> 'running' order by id for no key update

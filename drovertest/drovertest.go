@@ -71,7 +71,7 @@ func RunToEnd(ctx context.Context, t testing.TB, pool *pgxpool.Pool, worker drov
 
 // RequireEnqueued fails the test unless exactly one job of the kind of args has all the fields of args, with equal
 // values. It does not compare fields that the JSON of args leaves out, such as empty ones with the tag omitempty. It
-// returns this job, so that you can check its queue, time, tags and so on. Jobs in every state count. db is a
+// returns the job, so that you can check its queue, time, tags and so on. Jobs in every state count. db is a
 // transaction or a pool. A transaction also sees the jobs that it has enqueued itself and not committed yet. For
 // database/sql, use drover.SQLTx.
 func RequireEnqueued(ctx context.Context, t testing.TB, db drover.Tx, args drover.Args) *drover.JobInfo {
@@ -115,9 +115,9 @@ func enqueued(ctx context.Context, t testing.TB, db drover.Tx, filter drover.Fil
 	return jobs
 }
 
-// sqlEnqueued returns JSON text, so that any driver works. It leaves out nulls and the infinite due time of parked jobs.
-// The args of a filter match every list that contains their list, so $2 is compared as well, field by field. The page
-// has room for all jobs: behind its end, a job with the right args could be missed.
+// sqlEnqueued returns JSON text, so that any driver works. It leaves out nulls and the infinite due time of parked
+// jobs. A filter by args also finds jobs whose lists have more elements, so $2 is compared as well, field by field. The
+// page has room for all jobs, because a job with equal args might come after the end of a smaller page.
 const sqlEnqueued = `
 select coalesce(jsonb_agg((select jsonb_object_agg(key, value) from jsonb_each(to_jsonb(j)) where value not in ('null', '"infinity"'))), '[]')::text
 from drover_list($1::jsonb, '', 2147483647) j

@@ -42,8 +42,8 @@ type Mishap struct {
 //   - enqueued-twice: two jobs with the same args run one after the other.
 //
 // If a run settles its job in a transaction (Job.CompleteTx), its effect and its outcome are recorded together, so the
-// job does not run again after outcome-lost. drover does not run a job with a single attempt again, so only stopped, late
-// and enqueued-twice happen to it.
+// job does not run again after outcome-lost. drover does not run a job with a single attempt again, so only the mishaps
+// "stopped", "late" and "enqueued-twice" can happen to such a job.
 func Mishaps() []Mishap {
 	return []Mishap{
 		{Name: "outcome-lost", What: "the process dies before the outcome is recorded", around: outcomeLost, copies: 1},
@@ -66,8 +66,8 @@ func (m Mishap) Run(ctx context.Context, t testing.TB, pool *pgxpool.Pool, confi
 	t.Helper()
 	requireKind(t, worker, args)
 	s := &stage{pool: pool, over: ctx.Done(), began: make(chan struct{}), ended: make(chan struct{}), together: make(chan struct{})}
-	// The last middleware is the innermost. So the application's middleware surrounds the mishap, and takes it for one
-	// run.
+	// The last middleware is the innermost. So the application's middleware surrounds the mishap and the run, and sees
+	// them as one run.
 	config.Middleware = append(slices.Clone(config.Middleware), drover.Middleware{Run: func(ctx context.Context, job *drover.Job, next func(context.Context) error) error {
 		return m.play(ctx, s, job, next)
 	}})
@@ -113,7 +113,7 @@ func (m Mishap) Run(ctx context.Context, t testing.TB, pool *pgxpool.Pool, confi
 type stage struct {
 	pool         *pgxpool.Pool
 	over         <-chan struct{} // closed when the test gives up
-	began, ended chan struct{}   // closed when the second run begins and ends
+	began, ended chan struct{}   // the second run closes began when it begins, and ended when it ends
 	together     chan struct{}   // the second run waits here for the first run, if they begin together; closed if the first run will not begin
 	stop         func()          // stops the first supervisor
 	id           string          // the id of the first job; the handler may enqueue other jobs like it
@@ -151,8 +151,8 @@ func (s *stage) failed(err error) {
 	s.failure = errors.Join(s.failure, err)
 }
 
-// sqlTakeAway does what a rescue does, without a death that counts against the job. The lock comes before the due time:
-// see sqlAdvance.
+// sqlTakeAway does what a rescue does, without a death that counts against the job. It locks the row before it reads
+// the clock: see sqlAdvance.
 const sqlTakeAway = `
 with held as materialized (select id from jobs where id = $1 and state = 'running' for no key update),
 taken as (
@@ -212,14 +212,15 @@ func (s *stage) secondBegins(ctx context.Context, job *drover.Job) bool {
 	return false
 }
 
-// await reports whether the event came before late, and before the end of the run. A heartbeat ends the context of a run
-// that has lost its job, but the process that a mishap plays does not notice this.
-func (s *stage) await(ctx context.Context, event <-chan struct{}, late <-chan time.Time) bool {
+// await waits for the event. It reports false if the time-out or the end of the run comes first. When a run has lost
+// its job, a heartbeat ends the run's context. Then await goes on waiting, because a frozen or cut-off process would
+// not notice this.
+func (s *stage) await(ctx context.Context, event <-chan struct{}, timeout <-chan time.Time) bool {
 	for _, end := range []<-chan struct{}{ctx.Done(), s.over} {
 		select {
 		case <-event:
 			return true
-		case <-late:
+		case <-timeout:
 			return false
 		case <-end:
 		}
@@ -254,8 +255,9 @@ func (s *stage) runUntilStopped(ctx context.Context, client *drover.Client, cfg 
 	return nil
 }
 
-// sqlMakeLate lets time pass for jobs that are due, too. It must run before any supervisor has looked at these jobs.
-// Otherwise only a sweep would find them, because a claim begins where earlier claims have ended (the floor).
+// sqlMakeLate moves all times of unfinished jobs into the past, also the due times of jobs that are due already. It
+// must run before any supervisor has looked at these jobs. Otherwise only a sweep would find them, because a claim
+// begins where earlier claims have ended (the floor).
 const sqlMakeLate = `
 update jobs set scheduled_at = scheduled_at - $1::interval, created_at = created_at - $1::interval,
 	expires_at = expires_at - $1::interval, retry_until = retry_until - $1::interval, unique_until = unique_until - $1::interval

@@ -28,7 +28,7 @@ import (
 // A schema is made and migrated once, which takes some tenths of a second, and stays in the database. Later tests use
 // it again, also in other processes, and NewPool empties its tables first. If a test has changed something other than
 // rows in a schema, for example has added a table, NewPool drops the schema instead. It also drops schemas that other
-// migrations have made. NewPool touches no schema whose name does not begin with drovertest_.
+// migrations have made. NewPool touches only schemas whose names begin with drovertest_.
 //
 // End your transactions, and wait for Supervisor.Run, before the test ends: the pool is closed then. The test fails if a
 // connection was not given back within 10 s.
@@ -72,7 +72,8 @@ func NewURL(t testing.TB, url string) string {
 	t.Cleanup(func() {
 		ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 		defer stop()
-		// The server ends a session a moment after Close, and the next test would not find this schema free.
+		// Unlock first: the server ends the session only a moment after Close, and until then no other test would get
+		// this schema.
 		_, err := conn.Exec(ctx, `select pg_advisory_unlock_all()`)
 		if err = errors.Join(err, conn.Close(ctx)); err != nil {
 			t.Errorf("drovertest: %v", err)

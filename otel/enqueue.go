@@ -42,7 +42,7 @@ type batch struct {
 func batchOf(items []drover.EnqueueItem) (b batch) {
 	b.jobs = len(items)
 	for i, item := range items {
-		queue, kind := named(item)
+		queue, kind := queueAndKind(item)
 		if i == 0 {
 			b.queue, b.kind = queue, kind
 		}
@@ -56,9 +56,9 @@ func batchOf(items []drover.EnqueueItem) (b batch) {
 	return b
 }
 
-// named returns the queue and kind of a job that drover has not validated yet.
-func named(item drover.EnqueueItem) (queue, kind string) {
-	defer func() { _ = recover() }() // Kind of a nil pointer; the enqueue refuses it
+// queueAndKind returns the queue and kind of a job that drover has not validated yet.
+func queueAndKind(item drover.EnqueueItem) (queue, kind string) {
+	defer func() { _ = recover() }() // Kind of a nil pointer panics; the enqueue refuses such args
 	queue = "default"
 	if item.Opts != nil && item.Opts.Queue != "" {
 		queue = item.Opts.Queue
@@ -123,7 +123,7 @@ func (t *Telemetry) measureEnqueue(ctx context.Context, b batch, items []drover.
 	if err != nil {
 		failed = failedEnqueue(err)
 		for _, item := range items {
-			queue, kind := named(item)
+			queue, kind := queueAndKind(item)
 			t.instruments.of(seriesKey{sent, t.queues.Label(queue), t.kinds.Label(kind), failed, ""}).take(ctx, 1)
 		}
 	}

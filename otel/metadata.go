@@ -16,7 +16,7 @@ import (
 
 // Bounds, in bytes, of the values that a propagator adds to metadata and reads from there.
 const (
-	maxValue    = 8 << 10  // one value; baggage of the W3C has at most so many bytes
+	maxValue    = 8 << 10  // one value; the W3C has the same limit for baggage
 	maxInjected = 16 << 10 // all values of a job
 	maxMetadata = 64 << 10 // encoded; drover refuses more
 )
@@ -93,7 +93,7 @@ func (t *Telemetry) injected(ctx context.Context) []field {
 
 func (t *Telemetry) fieldsOf(ctx context.Context) (fields []field) {
 	c := carrier{}
-	t.opts.Propagator.Inject(ctx, c) // into c, and not into the metadata, because it may panic halfway
+	t.opts.Propagator.Inject(ctx, c) // into c, and not into the metadata, because the propagator may panic halfway
 	for key, value := range c {
 		if key != "" && len(value) <= maxValue && storable(key) && storable(value) && !strings.HasPrefix(key, "drover:") {
 			fields = append(fields, field{key, value, 6*(len(key)+len(value)) + 6})
@@ -105,8 +105,8 @@ func (t *Telemetry) fieldsOf(ctx context.Context) (fields []field) {
 // storable reports whether Postgres takes the text.
 func storable(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune(s, 0) }
 
-// hasRoom reports whether metadata have room for so many bytes more. It encodes the metadata only if they may be too
-// large.
+// hasRoom reports whether metadata have room for a number of bytes, the parameter more. It encodes the metadata only if
+// they may be too large.
 func hasRoom(metadata map[string]any, more int) bool {
 	size := 2 + more
 	for key, value := range metadata {
@@ -147,9 +147,9 @@ func (p *parent) Set(key, value string) {
 }
 func (*parent) Keys() []string { return []string{traceparent} }
 
-// alone returns the traceparent of metadata that have no other field. It compares them with the text that Postgres
-// writes, because parsing JSON takes longer than all other work for the span of the run.
-func alone(raw json.RawMessage) (value string, found bool) {
+// onlyField returns the traceparent of metadata that have no other field. It compares the metadata with the text that
+// Postgres writes, because parsing JSON takes longer than all other work for the span of the run.
+func onlyField(raw json.RawMessage) (value string, found bool) {
 	const before, after = `{"` + traceparent + `": "`, `"}`
 	if len(raw) != len(before)+55+len(after) || string(raw[:len(before)]) != before || string(raw[len(raw)-2:]) != after {
 		return "", false
@@ -164,7 +164,7 @@ func carried(raw json.RawMessage, fields []string) propagation.TextMapCarrier {
 	if len(raw) == 0 || len(fields) == 0 {
 		return nil
 	}
-	if value, found := alone(raw); found && slices.Contains(fields, traceparent) {
+	if value, found := onlyField(raw); found && slices.Contains(fields, traceparent) {
 		return new(parent(value))
 	}
 	var all map[string]json.RawMessage

@@ -14,9 +14,9 @@ import (
 	"github.com/drover-queue/drover/internal/meters"
 )
 
-// instruments are what events and the middleware change: the instruments of the messaging conventions, and drover's own
-// instruments by their meters. They keep the sums and attributes of all series. The number of series is bounded, because
-// each label has a bounded number of values.
+// instruments are the instruments that events and the middleware change, by their meters: the instruments of the
+// messaging conventions, and drover's own instruments. They keep the sums and attributes of all series. The number of
+// series is bounded, because each label has a bounded number of values.
 type instruments struct {
 	counters   map[meters.Meter]metric.Int64ObservableCounter
 	histograms map[meters.Meter]metric.Float64Histogram
@@ -135,8 +135,9 @@ type oneSeries struct {
 	attrs     []metric.RecordOption   // for a histogram, in the form of arguments, so that a call does not have to allocate them
 }
 
-// take counts, or records seconds. To count, it does not call the SDK: a collection reads the sum. That makes a count some
-// ten times cheaper than a synchronous counter, and each run counts twice.
+// take adds a value to a counter, or records seconds in a histogram. For a counter it does not call the SDK: a
+// collection reads the sum later. So an addition is some ten times cheaper than with a synchronous counter of the SDK,
+// and each run makes two additions.
 func (one *oneSeries) take(ctx context.Context, value float64) {
 	if one.histogram == nil {
 		one.sum.Add(int64(value))

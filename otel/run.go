@@ -56,8 +56,8 @@ func (t *Telemetry) startRun(ctx context.Context, job *drover.Job, like *runs, b
 	return inner, span
 }
 
-// runsLike returns what all runs of the job's queue and kind share. It is made once, unless there are too many queues or
-// kinds.
+// runsLike returns the data that all runs of the job's queue and kind share. It makes them once, unless there are too
+// many queues or kinds.
 func (t *Telemetry) runsLike(job *drover.Job) *runs {
 	key := [2]string{job.Queue, job.Kind}
 	t.ran.RLock()
@@ -81,7 +81,7 @@ func (t *Telemetry) runsLike(job *drover.Job) *runs {
 
 // runs is what the runs of a queue and kind share.
 type runs struct {
-	name        string                  // of the span, by the conventions
+	name        string                  // the name of the span, by the conventions
 	begin       []trace.SpanStartOption // the span's kind and attributes; a sampler may decide by them
 	queue, kind string                  // labels
 	consumed    *oneSeries
@@ -99,7 +99,7 @@ func (t *Telemetry) relate(ctx context.Context, job *drover.Job, opts []trace.Sp
 	ambient, empty := trace.SpanFromContext(ctx), ctx
 	inside := ambient.SpanContext().IsValid()
 	if inside {
-		empty = trace.ContextWithSpanContext(ctx, trace.SpanContext{}) // a propagator that finds nothing returns the context that it got: so that one must have no span
+		empty = trace.ContextWithSpanContext(ctx, trace.SpanContext{}) // a propagator that finds nothing returns the context that it got, so this context must have no span
 	}
 	parent := t.opts.Propagator.Extract(empty, c)
 	created := trace.SpanContextFromContext(parent)
@@ -128,7 +128,7 @@ func age(job *drover.Job, began time.Time) time.Duration {
 func (t *Telemetry) endRun(ctx context.Context, span trace.Span, job *drover.Job, returned bool, err error) (failed string) {
 	defer t.guard()
 	defer span.End()
-	verdict := drover.Verdict{Kind: drover.VerdictPanic, Cause: errExit} // drover takes runtime.Goexit as a panic, too
+	verdict := drover.Verdict{Kind: drover.VerdictPanic, Cause: errExit} // drover treats a runtime.Goexit like a panic
 	if returned {
 		verdict = drover.VerdictOf(err)
 	} else {
@@ -164,8 +164,8 @@ const (
 
 // interruption returns why a run was cut short, if drover hands the job back because of that. It returns "" for a run
 // that ended by itself. A run whose handler returned Discard counts as ended by itself, unless the error wraps the end
-// of the context. A run whose error has a method Permanent does not count as ended by itself. The check recognizes it,
-// because the verdict's Cause is then the error itself.
+// of the context. A run whose error has a method Permanent does not count as ended by itself. The check recognizes such
+// an error, because the verdict's Cause is the error itself.
 func interruption(ctx context.Context, verdict drover.Verdict, err error) string {
 	if !verdict.Failed() || verdict.Kind == drover.VerdictDiscard && !errors.Is(err, context.Canceled) && !errors.Is(verdict.Cause, err) {
 		return ""
@@ -209,7 +209,7 @@ func (t *Telemetry) fail(span trace.Span, failed string, err error, stack string
 	span.AddEvent("exception", trace.WithAttributes(exception...))
 }
 
-// clean redacts and bounds a text of the application. write and Options.Redact may panic.
+// clean redacts and bounds a text of the application. The functions write and Options.Redact may panic.
 func (t *Telemetry) clean(write func() string, most int) (s string) {
 	defer func() {
 		if recover() != nil {

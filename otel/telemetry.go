@@ -57,13 +57,12 @@ type Options struct {
 	// "other". Zero means 1000.
 	MaxKinds int
 
-	// MaxQueues is how many queues get an attribute of their own in metrics. Other queues share the value "other".
-	// Zero means 100. Gauges of the database name the first queues in the order of their names, so set the same value
-	// in each process that watches it.
+	// MaxQueues is how many queues get an attribute of their own in metrics. Other queues share the value "other". Zero
+	// means 100. Gauges of the database name the first queues in the order of their names, so set the same value in
+	// each process that watches the database.
 	MaxQueues int
 
-	// MaxAge is how long collections of metrics use the values of one read of the database. The first collection after
-	// that reads again. Zero means 5 s.
+	// MaxAge is how long collections of metrics use the values of one read of the database. Zero means 5 s.
 	MaxAge time.Duration
 
 	// Timeout ends a read of the database. Zero means 5 s.
@@ -177,8 +176,8 @@ func (t *Telemetry) Hooks() drover.Hooks { return meters.Hooks(t.kinds, t.queues
 // findings. Another call replaces the client; with nil, collections read no database any more.
 func (t *Telemetry) Watch(client *drover.Client) { t.database.Watch(client) }
 
-// WatchSupervisor makes each collection of metrics read a supervisor of this process: whether it does its work, its
-// handlers, and the events that a slow hook missed. Call it once for each supervisor.
+// WatchSupervisor makes each collection of metrics read a supervisor of this process: its health, the handlers that it
+// runs, and the events that a slow hook missed. Call it once for each supervisor.
 func (t *Telemetry) WatchSupervisor(sup *drover.Supervisor) { t.process.Watch(sup) }
 
 // guard recovers a panic of the application's telemetry. Each function that calls telemetry defers it.

@@ -18,9 +18,9 @@ type Options struct {
 	// Each kind costs about 25 series for each queue that it uses.
 	MaxKinds int
 
-	// MaxQueues is how many queues get a label of their own. Other queues share the label "other". Zero means 100.
-	// Each queue costs about 30 series. Metrics of the database name the first queues in the order of their names, so
-	// set the same value in each process that watches it.
+	// MaxQueues is how many queues get a label of their own. Other queues share the label "other". Zero means 100. Each
+	// queue costs about 30 series. Metrics of the database name the first queues in the order of their names, so set
+	// the same value in each process that watches the database.
 	MaxQueues int
 
 	// DurationBuckets are the upper bounds of drover_run_duration_seconds, in seconds and ascending. Nil means 15 buckets
@@ -33,13 +33,13 @@ type Options struct {
 	// BackoffBuckets are the same for drover_backoff_seconds. Nil means 10 buckets from 1 s to 3 days.
 	BackoffBuckets []float64
 
-	// NativeHistograms exports each histogram as a native histogram, too. Each bound of its buckets is at most 10 % above
-	// the bound before. The dashboard in deploy/ needs the classic buckets. A Prometheus that scrapes native histograms
-	// does not scrape the classic buckets, unless its always_scrape_classic_histograms is set.
+	// NativeHistograms exports each histogram as a native histogram, too. Its buckets are narrow: each bound is at most
+	// 10 % above the bound before. The dashboard in deploy/ needs the classic buckets. A Prometheus that scrapes native
+	// histograms does not scrape the classic buckets, unless its always_scrape_classic_histograms is set.
 	NativeHistograms bool
 
-	// MaxAge is how long scrapes use the values that an earlier scrape has read from the database. Zero means 5 s.
-	// Therefore more Prometheus servers do not cause more reads.
+	// MaxAge is how long scrapes use the values that an earlier scrape has read from the database. So several
+	// Prometheus servers cause no more reads than one. Zero means 5 s.
 	MaxAge time.Duration
 
 	// Timeout ends a read of the database. Zero means 5 s. It should be shorter than Prometheus'

@@ -117,7 +117,7 @@ func SuspectRoom(slots int) int { return int(math.Ceil(math.Sqrt(float64(slots))
 
 // The bounds of a turn, in which a supervisor runs strong suspects alone.
 const (
-	soloTurn     = 5 * time.Minute // how long a turn starts strong suspects, one after another, before other jobs run
+	soloTurn     = 5 * time.Minute // for how long strong suspects start in a turn, one after another, before other jobs run
 	SoloPatience = time.Minute     // how long a turn waits for the process to become idle, at first
 	mostPatience = 24 * time.Hour  // how long a turn waits at most
 )

@@ -41,7 +41,7 @@ func normalize(b *strings.Builder, text string, depth int) {
 		switch {
 		case c == '"' || c == '`' || c == '\'' && !inWord && closes(rest):
 			n := quoted(rest)
-			if depth > 0 && n > 1 && tells(before, text[i+n:]) {
+			if depth > 0 && n > 1 && namesCause(before, text[i+n:]) {
 				b.WriteByte(c)
 				normalize(b, rest[1:n-1], depth-1)
 				b.WriteByte(c)
@@ -79,9 +79,10 @@ func normalize(b *strings.Builder, text string, depth int) {
 	}
 }
 
-// Reports whether a quoted text distinguishes causes. The text before and behind the quotes decides. The quoted text
-// then is a key of JSON, the value of a key that names the cause, an error within an error, or a name in a schema.
-func tells(before, behind string) bool {
+// namesCause reports whether a quoted text distinguishes causes, by the text before and behind the quotes. A text that
+// distinguishes them is a key of JSON, the value of a key that names the cause, an error within an error, or a name in
+// a schema.
+func namesCause(before, behind string) bool {
 	if before := strings.TrimRight(before, " \n"); strings.HasPrefix(behind, ":") && (strings.HasSuffix(before, "{") || strings.HasSuffix(before, ",")) {
 		return true
 	}
@@ -165,8 +166,8 @@ func isWeekday(s string) bool {
 	return false
 }
 
-// place returns the length of the place that s begins with, or 0 if s begins with none. A place is a URL or a path (with the
-// mark $), or a host or an email address (with the mark #). before is the text in front of s.
+// place returns the length of the place that s begins with, or 0 if s begins with none. A place is a URL or a path
+// (with the mark $), or a host or an email address (with the mark #). The parameter before is the text in front of s.
 func place(before, s string) (n int, mark byte) {
 	for _, end := range []string{"dial tcp ", "dial udp ", "dial tcp4 ", "dial tcp6 ", "lookup "} {
 		if strings.HasSuffix(before, end) {

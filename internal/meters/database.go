@@ -58,7 +58,7 @@ func Depths() []Def {
 // Database reads a snapshot of the queues when a scrape or a collection comes, and keeps it for MaxAge.
 type Database struct {
 	MaxAge, Timeout time.Duration
-	MostQueues      int // so many queues have labels of their own; the other queues share the label Other
+	MostQueues      int // how many queues have labels of their own; the other queues share the label Other
 
 	mu     sync.Mutex // held during a read, so that concurrent callers share one read
 	client *drover.Client

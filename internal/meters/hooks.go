@@ -18,7 +18,7 @@ func Hooks(kinds, queues *Names, sink Sink) drover.Hooks {
 	ended := func(outcome string) func(context.Context, drover.Event) {
 		return func(ctx context.Context, e drover.Event) {
 			queue, kind := queues.Label(e.Queue), kinds.Label(e.Kind)
-			sink(ctx, Outcomes, jobs(e), labels{queue, kind, outcome, why(outcome, e)})
+			sink(ctx, Outcomes, jobs(e), labels{queue, kind, outcome, reason(outcome, e)})
 			// There is no duration if the job ended without a run. If the process died, nobody knows how long the handler ran.
 			if e.Duration > 0 && e.Class != drover.ClassCrash {
 				sink(ctx, RunDuration, e.Duration.Seconds(), labels{queue, kind})
@@ -58,9 +58,9 @@ func Hooks(kinds, queues *Names, sink Sink) drover.Hooks {
 	}
 }
 
-// why returns the reason of a discard, the class of a failure, or whether a run was handed back before its handler was
-// called. All of these are closed sets of words.
-func why(outcome string, e drover.Event) string {
+// reason returns the value of the label reason: the reason of a discard, the class of a failure, or "not_started" for a
+// run that was handed back before its handler was called. Each of them has a bounded number of values.
+func reason(outcome string, e drover.Event) string {
 	switch outcome {
 	case "discarded":
 		return string(e.Reason)

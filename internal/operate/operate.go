@@ -58,7 +58,7 @@ func Deletable(f drover.Filter) []drover.State {
 }
 
 // Count counts the jobs that match the filter and are in one of the states. It counts one state after the other. If one
-// count fails, n has the jobs of the states before it.
+// count fails, n has the jobs of the states that were counted before.
 func Count(ctx context.Context, filter drover.Filter, states []drover.State, count func(context.Context, drover.Filter) (int64, error)) (n int64, err error) {
 	asked := filter.State
 	for _, state := range states {
