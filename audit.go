@@ -28,11 +28,11 @@ type Audit struct {
 	Why string
 
 	// Seen makes the change depend on what the caller saw. Set it to NotPaused, or to the Seen of the JobInfo, the
-	// PauseInfo, the FailureGroup, the PeriodicJob or the Redrive that the decision is based on. If a person has changed
-	// that row since then, nothing is changed, and the error is ErrState. Its text names this person, and the time. So a
-	// button that two people press has one effect. The database compares Seen while the row is locked. If Seen is empty,
-	// the change is made anyway. Methods that change many jobs, start a redrive, or set a schedule refuse it with an
-	// *InvalidError.
+	// PauseInfo, the FailureGroup, the PeriodicJob or the Redrive that the decision is based on. If a person has
+	// changed that row since then, nothing is changed, and the error is ErrState. Its text names this person, and the
+	// time. So a button that two people press has one effect. The database compares Seen while the row is locked. If
+	// Seen is empty, the change is made anyway. Methods that change many jobs, start a redrive, or set a schedule
+	// refuse a Seen with an *InvalidError.
 	Seen string
 }
 

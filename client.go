@@ -22,7 +22,7 @@ type Config struct {
 	// writes the line to standard error.
 	Logger *slog.Logger
 
-	// Hooks are called on every event of this client and its supervisors, in order. See Hooks.
+	// Hooks are called on every event of this client and its supervisors, in the order of this list. See Hooks.
 	Hooks []Hooks
 
 	// Middleware wraps the enqueues and the runs of this client and its supervisors. The first is the outermost.
@@ -63,7 +63,7 @@ type Client struct {
 	log     *slog.Logger
 	running *registry // the engines of this client's running supervisors
 	process string    // this client's id in drover_supervisors: if the process dies, all supervisors with this id die together
-	lost    sync.Map  // by type of args: the field that would be lost, "" if none; see lostField
+	lost    sync.Map  // for each type of args, the field that would be lost, or ""; see lostField
 }
 
 // New returns a client that uses the application's pool. Config.Schema names drover's schema; if it is empty, the
@@ -135,7 +135,7 @@ func newDesk(pool *pgxpool.Pool, schema string) *desk {
 	}}}
 }
 
-// in wraps the caller's transaction, so that the names in drover's statements are qualified if Config.Schema is set.
+// The method in wraps the caller's transaction. If Config.Schema is set, drover's statements there use this schema.
 func (s *desk) in(tx pg.Querier) pg.Querier { return s.pool.Names.In(tx) }
 
 // registry has the engines of a client's running supervisors.
@@ -158,7 +158,7 @@ func (r *registry) remove(e *engine.Engine) {
 	delete(r.engines, e)
 }
 
-// each calls a function with each engine, such as (*engine.Engine).Tick.
+// The method each calls a function with every engine, such as (*engine.Engine).Tick.
 func (r *registry) each(do func(*engine.Engine)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

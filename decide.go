@@ -17,7 +17,7 @@ import (
 	"github.com/drover-queue/drover/internal/store"
 )
 
-// maxUncounted is how many runs of a job DontCount keeps from counting as attempts, at most.
+// maxUncounted is how many runs of one job may end with DontCount before further such runs count as attempts.
 const maxUncounted = 100
 
 // draft is an outcome that is not fully decided yet.

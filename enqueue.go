@@ -17,11 +17,12 @@ import (
 // EnqueueOpts are one job's settings. Nil means the same as the zero value: queue "default", priority 5, due now, and
 // the worker's own policies.
 type EnqueueOpts struct {
-	// ID is a ULID that you choose. It makes the enqueue idempotent: a repeated enqueue returns the existing job, for as
-	// long as the job's row is kept. A completed job's row stays for CompletedRetention. With DeleteOnCompletion it goes
-	// immediately, so a repeated enqueue may store the job again and run it twice. The same is true after the row was
-	// pruned, archived or deleted. The time in the id should be about now, because the pruner computes the job's age from
-	// that time. Empty means a new id. An id in lower case is stored in capitals, as the receipt shows it.
+	// ID is a ULID that you choose. It makes the enqueue idempotent: a repeated enqueue returns the existing job, for
+	// as long as the job's row is kept. A completed job's row stays for CompletedRetention. With DeleteOnCompletion the
+	// row is deleted immediately, so a repeated enqueue may store the job again, and the job runs twice. The same is
+	// true after the row was deleted later or archived. The time in the id should be about now, because drover sorts
+	// jobs and looks for old jobs by this time. Empty means a new id. An id in lower case is stored in capitals, as the
+	// receipt shows it.
 	ID string
 
 	// Queue defaults to "default".
@@ -89,7 +90,7 @@ type EnqueueOpts struct {
 // indexes, constraints and triggers the application has put on jobs.
 type Receipt struct {
 	ID        string // the id of the row; if a unique job was there before, the id of that job
-	Existing  bool   // the job was there before: it has the given ID, or it is like this one (Unique)
+	Existing  bool   // the job was there before: it has the given ID, or it is like the new job (Unique)
 	Replaced  bool   // the existing job got the new args and options: see ReplaceWaiting
 	Debounced bool   // the existing job got the new due time: see Debounce
 }

@@ -144,7 +144,7 @@ func (h *handler) CutShort(r *engine.Run, why error) (o engine.Outcome) {
 	}
 	if failed := guarded(func() { o = t.endedBy(why, exit) }); failed != "" {
 		undecided := errors.New("outcome could not be decided: " + failed)
-		o = t.failed(undecided, worthRetry(undecided)) // calls only the strategy and Redact, and each of them is guarded
+		o = t.failed(undecided, worthRetry(undecided)) // this calls only the application's strategy and Redact, and both calls are guarded
 	}
 	return o
 }

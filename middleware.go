@@ -91,8 +91,8 @@ func newLayers(all []Middleware) (l layers) {
 	return l
 }
 
-// begin calls each BeginEnqueue, the outermost first. The result of begin is a function that calls the functions which
-// each BeginEnqueue has returned, the outermost last.
+// begin calls each BeginEnqueue, the outermost first. It returns the last context, and a function for the end of the
+// call. This function calls the functions that the BeginEnqueues have returned, the outermost last.
 func (c *Client) begin(ctx context.Context, inTx bool, items ...EnqueueItem) (context.Context, func([]Receipt, error)) {
 	ends := make([]func([]Receipt, error), 0, len(c.layers.begins))
 	items = slices.Clone(items) // a BeginEnqueue that sorts the items must not change what is stored

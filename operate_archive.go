@@ -74,8 +74,8 @@ func (c *Client) Archive(ctx context.Context, filter Filter, opts *ArchiveOpts, 
 }
 
 // Restore moves jobs that match the filter back from the archive. They come back unchanged, so you can redrive
-// discarded jobs afterwards. If their queue has ArchiveDiscardedAfter, the pruner archives them again within a minute
-// or so, unless they are redriven. A job that the database refuses to move stays in the archive and is in
+// discarded jobs afterwards. If their queue has ArchiveDiscardedAfter, drover archives them again within a minute or
+// so, unless they are redriven. A job that the database refuses to move stays in the archive and is in
 // ArchiveResult.Refused. Because the rows come back unchanged, the audit goes to Config.Logger, at level info, and to
 // the server's log. An empty filter is an *InvalidError.
 func (c *Client) Restore(ctx context.Context, filter Filter, audit Audit) (ArchiveResult, error) {

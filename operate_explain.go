@@ -648,7 +648,7 @@ type surroundings struct {
 	redrive     redriveOf
 
 	serving, able int   // living supervisors of its queue; the supervisors among them with a worker for its kind
-	slots, busy   int64 // slots of the able supervisors in the job's queue; how many of them were taken at the last heartbeats
+	slots, busy   int64 // slots of the able supervisors in the job's queue; how many of these slots were taken at the last heartbeats
 	pauses        []PauseInfo
 	asides        []aside
 	owner         *SupervisorInfo

@@ -170,8 +170,8 @@ func (e *RunError) read(entry []byte) bool {
 	return false
 }
 
-// Job reads one job. It is no error if parts of the job cannot be read: JobInfo.Unreadable names them. Here, as in all
-// methods that take an id and in Filter, a ULID may be in lower case. Errors: ErrNotFound, ErrArchived.
+// Job reads one job. It is no error if parts of the job cannot be read: JobInfo.Unreadable names them. In all methods
+// that take an id, and in Filter, a ULID may be in lower case. Errors: ErrNotFound, ErrArchived.
 func (c *Client) Job(ctx context.Context, id string) (*JobInfo, error) {
 	if !isID(id) {
 		return nil, fmt.Errorf("get job %q: %w", id, ErrNotFound)
@@ -411,7 +411,8 @@ func (s *desk) listOdd(ctx context.Context, filter, after string, limit int) (pa
 	return page, nil
 }
 
-// scanJobInfo reads jobInfoColumns, then jobInfoParts if parts is set, and the columns after them into more.
+// scanJobInfo reads jobInfoColumns, and jobInfoParts if the parameter parts is true. It reads the columns after them
+// into the pointers in more.
 func scanJobInfo(row pgx.CollectableRow, parts bool, more ...any) (*JobInfo, error) {
 	var j JobInfo
 	var errs, args, retry, metadata string

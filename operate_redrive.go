@@ -26,9 +26,9 @@ type RedrivePlan struct {
 	// faster than the fastest redrive. Zero means 50; 0.001 to 5,000.
 	Rate float64
 
-	// PerKey is how many jobs of one key may be out at the same time in one queue, over all supervisors. A job is out from
-	// when it becomes due until it has ended. If a run of the job fails, another job may take its place until the retry is
-	// due. Zero means no cap. A plan is refused if none of its jobs has a key.
+	// PerKey is how many jobs of one key may be out at the same time in one queue, over all supervisors. A job is out
+	// from its due time to its end. If a run of the job fails, another job may take its place until the retry is due.
+	// Zero means no cap. A plan is refused if none of its jobs has a key.
 	PerKey int
 
 	// KeyFrom is the path to a job's key in its args, such as "customer.id". Zero means that the key is EnqueueOpts.Key.
@@ -115,8 +115,8 @@ type RedriveState string
 
 // The states of a redrive.
 const (
-	RedriveMarking RedriveState = "marking" // it is finding its jobs
-	RedriveCanary  RedriveState = "canary"  // the canaries are out, the other jobs wait
+	RedriveMarking RedriveState = "marking" // the redrive is finding its jobs
+	RedriveCanary  RedriveState = "canary"  // the canaries are due, run or have ended; the other jobs wait
 	RedriveRunning RedriveState = "running"
 	RedriveDone    RedriveState = "done"    // all its jobs are due or have ended; with PerKey, all jobs with a key have ended
 	RedriveAborted RedriveState = "aborted" // jobs that it had not made due stay dead
@@ -136,7 +136,7 @@ type Redrive struct {
 
 	CanaryFailures int `json:"canary_failures,omitempty"`
 
-	Matched    int64         `json:"matched"`           // jobs that it has taken up, without the skipped jobs; if somebody takes jobs away from it, it releases fewer than that
+	Matched    int64         `json:"matched"`           // jobs that it has taken up; skipped jobs do not count. At the end more than Released if somebody has taken jobs away from it
 	Released   int64         `json:"released"`          // jobs that it made due
 	Skipped    int64         `json:"skipped"`           // jobs that it left as they were
 	Unkeyed    int64         `json:"unkeyed,omitempty"` // jobs of Matched without a key; PerKey does not cap them
@@ -200,7 +200,7 @@ type SkippedJob struct {
 // StartRedrive returns once the redrive has found its jobs, long before they have all run. Jobs that end after the
 // redrive began are not among them.
 //
-// Some jobs are skipped and listed: jobs that have expired, jobs that another redrive holds, and ids that do not exist.
+// Redrive.Skips lists the jobs that are skipped: expired jobs, jobs that another redrive holds, ids that do not exist.
 // A job is skipped too if the database refuses to read or to change its row, for example because of a constraint or
 // trigger of yours. Its SkippedJob.Why begins with "refused: ". Remove the cause, and begin another redrive for this
 // job.
@@ -221,7 +221,7 @@ func (c *Client) StartRedrive(ctx context.Context, plan RedrivePlan, audit Audit
 	}
 	r, err := c.desk.markRedrive(ctx, id)
 	switch {
-	case errors.Is(err, ErrNotFound): // it matched no job
+	case errors.Is(err, ErrNotFound): // the plan matches no job
 		return &Redrive{State: RedriveDone, Filter: plan.Filter}, nil
 	case err != nil:
 		return nil, fmt.Errorf("redrive %s, which goes on: %w", id, err)

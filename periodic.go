@@ -39,9 +39,9 @@ type Periodic struct {
 	Args Args
 
 	// Opts are the settings of each job. Nil means the defaults. ID, ScheduledAt, ExpiresAt, RetryUntil and
-	// DisableNotify are refused, because they make no sense for more than one job. With Unique, a tick that finds
-	// another job like its own makes no job, and counts as skipped; Unique.OnConflict must be KeepExisting. The period
-	// of UntilPassed begins at the tick. If it is longer than the time between two ticks, ticks are skipped.
+	// DisableNotify are refused, because they make no sense for more than one job. With Unique, a tick makes no job,
+	// and counts as skipped, if there is another job like the new one; Unique.OnConflict must be KeepExisting. The
+	// period of UntilPassed begins at the tick. If it is longer than the time between two ticks, ticks are skipped.
 	Opts *EnqueueOpts
 
 	// Jitter spreads the jobs: each job is due at a random time between its tick and the tick plus Jitter. Zero means

@@ -9,8 +9,8 @@ import (
 )
 
 // An error goes into a row in this order: errorText and errorType read it, redact takes secrets out of its text, and
-// pgtext.Sanitize makes the text valid and short enough for the column. Cutting comes last: a cut could leave half a
-// secret, which the redactor would no longer recognise.
+// pgtext.Sanitize makes the text valid and short enough for the column. This cut comes last, because it could leave
+// half a secret, which the redactor would no longer recognise.
 
 const (
 	maxErrorType  = 200 // bytes

@@ -22,7 +22,7 @@ type Snapshot struct {
 	Level       Level            `json:"level"`       // the worst level of Findings; LevelOK if there are none
 	Findings    []Finding        `json:"findings"`    // everything that needs a person, worst first
 	Queues      []QueueDepth     `json:"queues"`      // sorted by name, at most 1,000
-	Pauses      []PauseInfo      `json:"pauses"`      // the scopes that are paused, in order, at most 1,000
+	Pauses      []PauseInfo      `json:"pauses"`      // the scopes that are paused, sorted by name, at most 1,000
 	Suspects    int64            `json:"suspects"`    // jobs in Queues that have not ended, and whose process died in an earlier run
 	SetAside    int64            `json:"set_aside"`   // jobs in the table drover_set_aside: the database refuses to read or to change them
 	Quarantined []QuarantinedJob `json:"quarantined"` // the newest dead letters with ReasonCrashed, at most 10

@@ -33,8 +33,8 @@ import (
 // transaction, the enqueue fails with Postgres' error 40001 if another transaction has stored a job like its own since
 // your transaction's first statement.
 type Unique struct {
-	// By names up to 32 top-level fields of the args' JSON. Two jobs are alike if these fields are equal. Nil means all
-	// the args. An empty list is an error, and so is a field that the args do not have.
+	// By has the names of up to 32 top-level fields of the args' JSON. Two jobs are alike if these fields are equal.
+	// Nil means all the args. An empty list is an error, and so is the name of a field that the args do not have.
 	By []string
 
 	// AnyArgs leaves the args out: jobs are alike if they have the same kind, and the same queue
@@ -298,7 +298,7 @@ type uniqueReply struct {
 	Result string `json:"result"` // stored, existing, replaced or debounced
 }
 
-// plain returns the parameters of sqlEnqueueUniquePlain from $7 on.
+// The method plain returns the parameters of sqlEnqueueUniquePlain from $7 on.
 func (u *uniqueness) plain(args json.RawMessage) []any {
 	counts, form := any(string(args)), any(" ")
 	switch {
@@ -338,7 +338,7 @@ func askUnique(ctx context.Context, tx pg.Querier, doc []byte) (reply uniqueRepl
 	return reply, uniqueError(err)
 }
 
-// askUniqueMany stores or finds n unique jobs, and returns a reply for each, in their order.
+// askUniqueMany stores or finds n unique jobs, and returns their replies, in the order of the jobs.
 func askUniqueMany(ctx context.Context, tx pg.Querier, doc []byte, n int) (replies []uniqueReply, err error) {
 	var raw string
 	if err := tx.QueryRow(ctx, sqlEnqueueUniqueMany, string(doc)).Scan(&raw); err != nil {

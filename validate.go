@@ -256,7 +256,7 @@ func (l *losses) find(t visit, path string) string {
 		return ""
 	}
 	l.seen[t] = true
-	switch t.Kind() { //nolint:exhaustive // the others hold no types
+	switch t.Kind() { //nolint:exhaustive // the other kinds contain no other types
 	case reflect.Slice:
 		return l.find(visit{t.Elem(), true}, path+"[]")
 	case reflect.Array:
@@ -348,7 +348,7 @@ func (l *losses) method(t visit) (m reflect.Method, has bool) {
 	}
 	of := func(named func(reflect.Type) (reflect.Method, bool)) (reflect.Method, bool) {
 		if m, has := named(t.Type); has {
-			return m, true // the pointer's method is a wrapper by the compiler, and would look promoted
+			return m, true // not the pointer's method, because that is a wrapper made by the compiler, and would look promoted
 		}
 		return named(p)
 	}

@@ -37,9 +37,9 @@ func (v Verdict) Failed() bool {
 	return v.Kind != VerdictDone && v.Kind != VerdictSnooze && v.Kind != VerdictCancel
 }
 
-// VerdictOf returns what drover reads from an error that a handler returned, however it is wrapped. If verdicts are
-// nested in one error, the outermost counts; if an error joins several errors, the first verdict among them counts. Use
-// it in middleware and in tests, for example to distinguish a snooze from a failure.
+// VerdictOf returns what drover reads from an error that a handler returned. Other errors may wrap a verdict. If
+// verdicts are nested in one error, the outermost counts; if an error joins several errors, the first verdict among
+// them counts. Use it in middleware and in tests, for example to distinguish a snooze from a failure.
 //
 // VerdictOf knows only the error, not the job or its worker. The worker's Cases may still retry a Permanent error. A
 // retry may become a discard, because of the worker's Cases and RetryIf, or because attempts or time have run out.
