@@ -122,8 +122,8 @@ func (c *Client) Edit(ctx context.Context, id string, edit JobEdit, audit Audit)
 }
 
 // EditMany edits every waiting job that the filter picks, as Edit does. Jobs that run or have ended stay as they are,
-// and so do jobs that have the new values already. Changed does not count them. Refused lists each job that Edit
-// would refuse. All else is as with CancelMany.
+// and so do jobs that have the new values already. BulkResult.Changed counts only the jobs that were changed. Refused
+// lists each job that Edit would refuse. All else is as with CancelMany.
 func (c *Client) EditMany(ctx context.Context, filter Filter, edit JobEdit, audit Audit) (BulkResult, error) {
 	var bad problems
 	doc := c.encodeEdit(&bad, &edit)

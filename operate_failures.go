@@ -63,8 +63,8 @@ type FailureGroup struct {
 	UpdatedAt   *time.Time    `json:"updated_at,omitempty"` // when status or policy last changed
 	UpdatedBy   string        `json:"updated_by,omitempty"`
 	UpdatedWhy  string        `json:"updated_why,omitempty"`
-	Discarded   int64         `json:"discarded"` // jobs that are discarded with it now
-	Parked      int64         `json:"parked"`    // jobs that are parked by its policy now
+	Discarded   int64         `json:"discarded"` // dead letters whose last failure is of this group
+	Parked      int64         `json:"parked"`    // jobs that the policy of this group has parked, and that still wait
 
 	// Seen changes with each change of status and policy: see Audit.Seen. FailureGroup sets it, FailureGroups does not.
 	Seen string `json:"seen,omitempty"`

@@ -340,8 +340,8 @@ func (q *Queue) retention() store.Retention {
 	}
 }
 
-// mostKept bounds KeepCompleted, KeepDiscarded and KeepArchived, because the pruner keeps in memory when each
-// of these jobs ended.
+// mostKept bounds KeepCompleted, KeepDiscarded and KeepArchived, because the pruner has the end times of all these jobs
+// in memory.
 const mostKept = 100_000
 
 // checkRetention checks how long the queue's jobs are kept.

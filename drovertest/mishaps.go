@@ -255,7 +255,7 @@ func (s *stage) runUntilStopped(ctx context.Context, client *drover.Client, cfg 
 	return nil
 }
 
-// sqlMakeLate moves all times of unfinished jobs into the past, also the due times of jobs that are due already. It
+// sqlMakeLate moves the times of unfinished jobs into the past, also the due times of jobs that are due already. It
 // must run before any supervisor has looked at these jobs. Otherwise only a sweep would find them, because a claim
 // begins where earlier claims have ended (the floor).
 const sqlMakeLate = `

@@ -130,7 +130,7 @@ type seriesKey struct {
 
 type oneSeries struct {
 	key       seriesKey
-	sum       atomic.Int64            // of a counter
+	sum       atomic.Int64            // the sum of a counter; not used for a histogram
 	histogram metric.Float64Histogram // nil for a counter
 	attrs     []metric.RecordOption   // for a histogram, in the form of arguments, so that a call does not have to allocate them
 }
@@ -165,9 +165,9 @@ func (in *instruments) of(key seriesKey) *oneSeries {
 	return one
 }
 
-// all returns the series, always in the same order. The SDK has a limit, and adds up the series that it observes beyond
-// this limit. These series have to be the same in each collection: otherwise sums would fall, and deltas would count jobs
-// again.
+// The method all returns the series, always in the same order. The SDK has a limit, and adds up the series that it
+// observes beyond this limit. These series have to be the same in each collection: otherwise sums would fall, and
+// deltas would count jobs again.
 func (in *instruments) all() []*oneSeries {
 	in.mu.RLock()
 	defer in.mu.RUnlock()

@@ -40,7 +40,7 @@ func (t *Telemetry) run(ctx context.Context, job *drover.Job, next func(context.
 	return err
 }
 
-// startRun returns nil if it panicked.
+// startRun begins the span of a run. It returns nil if something in it panicked.
 func (t *Telemetry) startRun(ctx context.Context, job *drover.Job, like *runs, began time.Time) (inner context.Context, span trace.Span) {
 	defer t.guard()
 	parent, opts := t.relate(ctx, job, like.begin, began)

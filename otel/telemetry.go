@@ -39,9 +39,9 @@ type Options struct {
 	// the decision of the enqueue is stored, and the runs follow it.
 	SkipUnsampled bool
 
-	// NewTrace reports whether a run begins a trace of its own, which links to the enqueue, instead
-	// of continuing the trace of the enqueue. age is the time since the enqueue, by the id of the
-	// job. Nil means that runs begin a trace of their own once age is over an hour.
+	// NewTrace reports whether a run begins a trace of its own, which links to the enqueue, instead of continuing the
+	// trace of the enqueue. The parameter age is the time since the enqueue, by the id of the job. Nil means that a run
+	// begins a trace of its own if the enqueue was more than an hour ago.
 	NewTrace func(job *drover.Job, age time.Duration) bool
 
 	// SpanName returns the name of a span. operation is send or process. If a batch has several kinds, kind is empty. If
@@ -50,7 +50,7 @@ type Options struct {
 	SpanName func(operation, queue, kind string) string
 
 	// Redact removes secrets from error texts and stacks before they become part of a span. Nil keeps them as they are.
-	// Set it to the function that drover.Config.Redact has. If it panics, the text is left out.
+	// Set it to the function that drover.Config.Redact has. If it panics, a fixed text replaces the whole text.
 	Redact func(string) string
 
 	// MaxKinds is how many kinds get an attribute of their own in metrics. All later kinds share the value
