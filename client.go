@@ -106,7 +106,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 }
 
 // Check checks that the client can work: the server answers, is PostgreSQL 15 or newer, accepts writes and is migrated,
-// and no pooler in between breaks the pool's exec mode. It uses a connection of drover's own, so it meets the same
+// and no pooler in between breaks the pool's exec mode. Check uses a connection of drover's own, so it meets the same
 // errors as Supervisor.Run would. Then it checks that the pool's own connections find drover in the same schema.
 //
 // Errors: ErrServerTooOld, ErrNotMigrated, ErrPooler, and an *InvalidError for a pool whose hooks change a setting that

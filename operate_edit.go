@@ -38,7 +38,7 @@ type JobEdit struct {
 	// has had that many runs already, its next run is its last.
 	MaxAttempts int
 
-	// Retry is the job's own strategy. It applies from its next failed run on.
+	// Retry is the job's own strategy. It applies from the job's next failed run on.
 	Retry RetryStrategy
 
 	// ArgsPatch is a JSON merge patch (RFC 7396) of the args, as in RedriveOpts.

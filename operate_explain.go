@@ -606,9 +606,9 @@ select clock_timestamp(), j.lane, coalesce(j.last_delay_ms, 0),
 		limit $2) front)
 from jobs j left join drover_redrives r on r.id = j.redrive_id where j.id = $1`
 
-// sqlServing counts the living supervisors of queue $1, the supervisors among them with a worker for kind $2, the slots
-// of the latter, and how many of these slots were taken at the last heartbeats. It looks at no more than mostAhead
-// running jobs of all queues.
+// sqlServing counts the living supervisors of queue $1, and the supervisors among them that have a worker for kind $2.
+// It also counts the slots of the supervisors with a worker, and how many of these slots were taken at the last
+// heartbeats. For that it looks at no more than mostAhead running jobs of all queues.
 const sqlServing = `
 with serving as materialized (
 	select s.slots, s.in_flight, $2 = any(coalesce((select c.kinds from drover_crews c where c.queue = $1 and c.crew = s.crew), array[$2])) as able

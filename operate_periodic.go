@@ -104,9 +104,9 @@ func (c *Client) ResumePeriodic(ctx context.Context, name string, audit Audit) e
 	return err
 }
 
-// RunPeriodic enqueues one job of a schedule now, in addition to its ticks, and returns the job's id. It does so even
-// if the schedule is paused. The job's metadata keep the Audit. Errors: ErrNotFound; ErrState if the last job has not
-// ended and Overlap is OverlapSkip, or if an earlier call with the same opts.ID has made the job; ErrIDConflict if
+// RunPeriodic enqueues one job of a schedule now, in addition to its ticks, and returns the job's id. It also works
+// while the schedule is paused. The job's metadata keep the Audit. Errors: ErrNotFound; ErrState if the last job has
+// not ended and Overlap is OverlapSkip, or if an earlier call with the same opts.ID has made the job; ErrIDConflict if
 // another job has opts.ID; *InvalidError.
 func (c *Client) RunPeriodic(ctx context.Context, name string, opts *RunOpts, audit Audit) (jobID string, err error) {
 	var bad problems

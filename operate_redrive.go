@@ -18,8 +18,8 @@ import (
 // RedrivePlan describes which dead jobs come back, and at what pace.
 type RedrivePlan struct {
 	// Filter picks the jobs. Its State may be Discarded, Cancelled or Parked; the zero value means Discarded. With
-	// Filter.IDs, it means Discarded and Cancelled; do not use IDs with Parked. Parked jobs keep the attempts that they
-	// have had. An empty filter is an error; to mean every dead job, set Filter.All.
+	// Filter.IDs, the zero value means Discarded and Cancelled; do not use IDs with Parked. Parked jobs keep the
+	// attempts that they have had. An empty filter is an error; to mean every dead job, set Filter.All.
 	Filter Filter
 
 	// Rate is how many jobs of one queue become due in a second. The redrives of a queue take turns: together they are no

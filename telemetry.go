@@ -82,7 +82,7 @@ type Event struct {
 // Two events are about pauses. Each supervisor emits them once it has read and applied the change:
 //
 //	Paused   no job of the scope starts here any more   Scope By Why Supervisor
-//	Resumed  they start again                           Scope By Why Supervisor
+//	Resumed  jobs of the scope start here again         Scope By Why Supervisor
 //
 // One event is about a schedule that made no job. The supervisor that ticked emits it after the row of the schedule has
 // changed:

@@ -14,17 +14,17 @@ import (
 )
 
 // Drain starts a supervisor of the client with cfg, and runs the jobs of its queues and kinds until none is left.
-// Whenever all jobs that are left wait for a later time, it lets time pass until the first one is due (see Advance). So
-// a job's twenty attempts take a fraction of a second, in the usual order and with the usual delays. Drain returns when
-// every job of these queues and kinds has ended or is parked, including the jobs that handlers enqueue during the
+// Whenever all jobs that are left wait for a later time, Drain lets time pass until the first job is due (see Advance).
+// So a job's twenty attempts take a fraction of a second, in the usual order and with the usual delays. Drain returns
+// when every job of these queues and kinds has ended or is parked, including the jobs that handlers enqueue during the
 // Drain, and the supervisor has stopped.
 //
 // pool is the client's pool. If cfg has no Queues, the supervisor serves the queue "default". Drain sets PollInterval
 // to 2 ms. Schedules and redrives follow the real time. To make a schedule's job immediately, call Client.RunPeriodic.
 //
 // The test fails if a due job does not start within 20 s although no job runs, for example because a pause holds it. It
-// fails if a job has been claimed 1,000 times, for example because it snoozes for ever. It fails if more than 10 years
-// would have to pass, for example because each job enqueues the next. It also fails if ctx ends.
+// fails if a job has been claimed 1,000 times, for example because the job snoozes for ever. It fails if more than 10
+// years would have to pass, for example because each job enqueues the next. It also fails if ctx ends.
 func Drain(ctx context.Context, t testing.TB, pool *pgxpool.Pool, client *drover.Client, cfg drover.SupervisorConfig) {
 	t.Helper()
 	if len(cfg.Queues) == 0 {

@@ -74,6 +74,6 @@ func reason(outcome string, e drover.Event) string {
 	return ""
 }
 
-// jobs returns how many jobs an event is about: one event may be about all jobs that one
-// transaction of an operator's method has changed, or about all ticks that a schedule has skipped together.
+// jobs returns how many jobs or ticks an event is about. One event may be about all jobs that one transaction of an
+// operator's method has changed, or about all ticks that a schedule has skipped together.
 func jobs(e drover.Event) float64 { return float64(max(1, e.Count)) }
