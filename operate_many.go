@@ -61,7 +61,7 @@ type bulkVerb struct {
 	event     *emission // the event of a batch; nil: none
 	more      []any     // further parameters of its statement
 	dry       bool      // count the jobs, and change nothing
-	bad       problems  // mistakes in these parameters
+	bad       problems  // mistakes in the parameters in more
 }
 
 func (c *Client) many(ctx context.Context, filter Filter, v bulkVerb) (done BulkResult, err error) {
