@@ -30,7 +30,7 @@ type RetryBudget struct {
 	Burst int
 
 	// Discard discards a job, reason retry_budget, if there is no free slot within Per after its backoff. By default
-	// the job waits for the next free slot, however far off. While it waits, only its RetryUntil can end it, reason
+	// the job waits for the next free slot, however far off. While it waits, only its RetryUntil discards it, reason
 	// time_budget.
 	Discard bool
 }
