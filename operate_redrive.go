@@ -17,9 +17,9 @@ import (
 
 // RedrivePlan describes which dead jobs come back, and at what pace.
 type RedrivePlan struct {
-	// Filter picks the jobs. Its State may be Discarded, Cancelled or Parked; the zero value means Discarded. With
-	// Filter.IDs, the zero value means Discarded and Cancelled; do not use IDs with Parked. Parked jobs keep the
-	// attempts that they have had. An empty filter is an error; to mean every dead job, set Filter.All.
+	// Filter picks the jobs. Its State may be Discarded, Cancelled or Parked; the zero value means Discarded, or with
+	// Filter.IDs both Discarded and Cancelled. Parked jobs keep the attempts that they have had. An empty filter is an
+	// error; to mean every dead job, set Filter.All.
 	Filter Filter
 
 	// Rate is how many jobs of one queue become due in a second. The redrives of a queue take turns: together they are no
@@ -208,7 +208,7 @@ type SkippedJob struct {
 // If no job matches, nothing stays stored: the result has the State RedriveDone and the Filter, but no ID.
 //
 // Errors, before anything is changed: *InvalidError for a plan that makes no sense; ErrState if Filter.IDs names a job
-// that is not dead, unless the job waits after an earlier redrive; ErrState if a redrive with the plan's ID was started
+// that is not dead, unless the job waits after an earlier redrive, or is parked and the State is Parked; ErrState if a redrive with the plan's ID was started
 // before.
 func (c *Client) StartRedrive(ctx context.Context, plan RedrivePlan, audit Audit) (*Redrive, error) {
 	doc, err := c.encodePlan(plan, audit)

@@ -968,8 +968,8 @@ func TestRedriveCourse(t *testing.T) {
 	}
 }
 
-// A redrive with the state parked brings parked jobs back, all of them or those that it names by their ids. Without the
-// state, it refuses a parked job that it names.
+// A redrive with the state parked brings parked jobs back: all of them, or the jobs whose ids it names. Without the state,
+// it refuses the id of a parked job.
 func TestRedriveOfParkedJobs(t *testing.T) {
 	t.Parallel()
 	v := newVirtual(t)

@@ -62,7 +62,7 @@ type startData struct {
 func paceFields() []input {
 	return []input{
 		{Key: "rate", Label: "Rate", Hint: "jobs a second in each queue; empty: 50"},
-		{Key: "canary", Label: "Canaries", Hint: "so many go first, and the others when these have completed"},
+		{Key: "canary", Label: "Canaries", Hint: "this many go first, and the others once each of these has completed or failed"},
 		{Key: "canary_failures", Label: "Canaries that may fail", Hint: "more of them abort the redrive"},
 		{Key: "limit", Label: "At most", Hint: "jobs, those that ended first; empty: all"},
 		{Key: "per_key", Label: "For each key", Hint: "at most so many jobs out at once; empty: no cap"},

@@ -103,7 +103,7 @@ func addRedriveFlags(cmd *cobra.Command) *redriveFlags {
 	f.IntVar(&how.plan.PerKey, "per-key", 0, "redriven jobs of one key that may be due or running together, over all supervisors (default: no cap)")
 	f.StringVar(&how.plan.KeyFrom, "key-from", "", "`path` to the key in the args, such as customer.id (default: the job's concurrency key)")
 	f.IntVar(&how.plan.Limit, "limit", 0, "redrive at most this many jobs; the jobs discarded first come first (default: all)")
-	f.IntVar(&how.plan.Canary, "canary", 0, "redrive this many jobs first, and the others once these have completed")
+	f.IntVar(&how.plan.Canary, "canary", 0, "redrive this many jobs first, and the others once each of these has completed or failed")
 	f.IntVar(&how.plan.CanaryFailures, "canary-failures", 0, "abort the redrive if more canaries than this fail")
 	f.IntVar(&how.plan.MaxAttempts, "max-attempts", 0, "new maximum of attempts (default: unchanged)")
 	f.StringVar(&how.patch, "args-patch", "", "change the args by this `JSON` merge patch")
