@@ -207,9 +207,9 @@ type SkippedJob struct {
 //
 // If no job matches, nothing stays stored: the result has the State RedriveDone and the Filter, but no ID.
 //
-// Errors, before anything is changed: *InvalidError for a plan that makes no sense; ErrState if Filter.IDs names a job
-// that is not dead, unless the job waits after an earlier redrive, or is parked and the State is Parked; ErrState if a redrive with the plan's ID was started
-// before.
+// Errors, before anything is changed: *InvalidError for a plan that makes no sense; ErrState if a redrive with the plan's
+// ID was started before, or if Filter.IDs names a job that is not dead. Two kinds of such jobs are no error: those that
+// wait after an earlier redrive, and parked jobs if the State is Parked.
 func (c *Client) StartRedrive(ctx context.Context, plan RedrivePlan, audit Audit) (*Redrive, error) {
 	doc, err := c.encodePlan(plan, audit)
 	if err != nil {
