@@ -271,6 +271,9 @@ func TestCompletionsPassLockedRows(t *testing.T) {
 	if n := value[int](t, db, `select count(*) from jobs where state = 'completed'`); n != 2 {
 		t.Errorf("%d jobs are completed beside a locked one, want 2", n)
 	}
+	if runs[0].Refusals != 0 {
+		t.Error("the completion has waited for the locked row until the time-out")
+	}
 }
 
 // L-3: where the database refuses one row, the others of its batch are settled immediately, and that one with a note.

@@ -971,7 +971,7 @@ func TestWhoHearsTooMuchStopsListening(t *testing.T) {
 		d.Keeper.Heard(fmt.Sprintf("wake %d %d 0 0 q", onCall, onCall+1))
 	}
 	later()
-	if d.Keeper.Listens() {
+	if d.Keeper.Listens() || d.Keeper.Listening != (store.Session{}) {
 		t.Error("it listens on")
 	}
 	end()

@@ -526,7 +526,7 @@ func mutants() (all []mutant) {
 				name: "unique-redrive-collides", bug: "a paced redrive does not look for another job with the key",
 				old:   "where t.owner is not null or t.first <> t.id;",
 				new:   "where false;",
-				tests: []string{"TestRedriveOfUniqueJobs"},
+				tests: []string{"TestARedriveWaitsForAKey"},
 			},
 			{
 				name: "unique-redrive-old-keys", bug: "a paced redrive with a patch looks for the owner of the old key",
