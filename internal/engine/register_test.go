@@ -31,8 +31,11 @@ func TestRunWaitsForAServer(t *testing.T) {
 	name.Store(&address)
 	var book harness.Logbook
 	late := db.named(t, drover.Config{Logger: slog.New(&book)}, &name)
-	late.launch(t, drover.SupervisorConfig{})
-	eventually(t, func() bool { return len(book.From(slog.LevelWarn)) > 0 })
+	l := late.launch(t, drover.SupervisorConfig{})
+	eventually(t, func() bool { return len(book.From(slog.LevelWarn)) > 0 || len(l.Done) > 0 })
+	if len(l.Done) > 0 {
+		t.Fatal("Run has ended")
+	}
 	name.Store(&server)
 	db.enqueueJobs(t, 1, nil)
 	db.waitFor(t, time.Minute, `select count(*) = 1 from jobs where state = 'completed'`)
@@ -49,8 +52,13 @@ func TestRunWaitsForALock(t *testing.T) {
 	db := newQuietDB(t)
 	hasty := db.via(t, drover.Config{Logger: slog.New(&book)}, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["lock_timeout"] = "20ms" })
 	end := db.Hold(t, `lock table drover_supervisors in access exclusive mode`)
-	hasty.launch(t, drover.SupervisorConfig{})
-	eventually(t, func() bool { return strings.Contains(strings.Join(book.From(slog.LevelWarn), ""), "55P03") })
+	l := hasty.launch(t, drover.SupervisorConfig{})
+	eventually(t, func() bool {
+		return strings.Contains(strings.Join(book.From(slog.LevelWarn), ""), "55P03") || len(l.Done) > 0
+	})
+	if len(l.Done) > 0 {
+		t.Fatal("Run has ended")
+	}
 	end()
 	db.waitFor(t, time.Minute, `select count(*) = 1 from drover_supervisors`)
 }

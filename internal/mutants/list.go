@@ -1848,7 +1848,7 @@ func mutants() (all []mutant) {
 				name: "nul-kept", bug: "a NUL stays in an error's text",
 				old:   "utf8.ValidString(s) && strings.IndexByte(s, 0) < 0 {",
 				new:   "utf8.ValidString(s) && strings.IndexByte(s, 0) < len(s) {",
-				tests: []string{"TestErrorsEntriesAreSanitised"},
+				tests: []string{"TestSanitizeText"},
 			},
 		}},
 		{"internal/pgtext/id.go", []mutant{
