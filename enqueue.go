@@ -38,8 +38,7 @@ type EnqueueOpts struct {
 	// Delay is the time from now until the job is due, by the server's clock. Zero means that the job is due now.
 	Delay time.Duration
 
-	// MaxAttempts is the total number of runs this job may have; 1 never retries. Zero means the worker's
-	// MaxAttempts.
+	// MaxAttempts is the total number of runs this job may have; 1 never retries. Zero means the worker's MaxAttempts.
 	MaxAttempts int
 
 	// Retry overrides the worker's strategy for this job. A Custom is stored by its Name. If the worker's process has not

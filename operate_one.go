@@ -23,9 +23,8 @@ type RedriveOpts struct {
 	ArgsPatch json.RawMessage
 }
 
-// RedriveJob makes one discarded or cancelled job due again, now. The job keeps its id and its errors, and its
-// attempts begin anew. Its history keeps who did it and why. If the job was redriven before and waits, it stays as it
-// is.
+// RedriveJob makes one discarded or cancelled job due again, now. The job keeps its id and its errors, and its attempts
+// begin anew. Its history keeps who did it and why. If the job was redriven before and waits, it stays as it is.
 //
 // Errors: ErrNotFound, ErrArchived, *InvalidError, and ErrState in these cases:
 //

@@ -208,7 +208,7 @@ type SkippedJob struct {
 // If no job matches, nothing stays stored: the result has the State RedriveDone and the Filter, but no ID.
 //
 // Errors, before anything is changed: *InvalidError for a plan that makes no sense; ErrState if a redrive with the plan's
-// ID was started before, or if Filter.IDs names a job that is not dead. Two kinds of such jobs are no error: those that
+// ID was started before, or if Filter.IDs names a job that is not dead. Two kinds of such jobs are no error: jobs that
 // wait after an earlier redrive, and parked jobs if the State is Parked.
 func (c *Client) StartRedrive(ctx context.Context, plan RedrivePlan, audit Audit) (*Redrive, error) {
 	doc, err := c.encodePlan(plan, audit)

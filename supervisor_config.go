@@ -84,8 +84,7 @@ type Queue struct {
 	// Name is the queue's name, as in EnqueueOpts.Queue. Zero means "default".
 	Name string
 
-	// Concurrency is how many jobs of the queue run at the same time in this supervisor. Zero means 10; at most
-	// 10,000.
+	// Concurrency is how many jobs of the queue run at the same time in this supervisor. Zero means 10; at most 10,000.
 	Concurrency int
 
 	// MaxAttempts is for jobs whose own options and whose worker set no MaxAttempts. Zero means 20.

@@ -75,8 +75,7 @@ const (
 // before d is over, its row stays until then, whatever the retention of its queue is.
 func UntilPassed(d time.Duration) UniqueUntil { return UniqueUntil(d.String()) }
 
-// OnConflict is what an enqueue does if there is another job like it: KeepExisting, ReplaceWaiting
-// or Debounce.
+// OnConflict is what an enqueue does if there is another job like it: KeepExisting, ReplaceWaiting or Debounce.
 type OnConflict string
 
 const (

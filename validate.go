@@ -286,8 +286,7 @@ func (l *losses) inFields(t visit, path string) string {
 	return ""
 }
 
-// passedOver describes the first field of t that is lost: any field except the embedded field that gives t its
-// method.
+// passedOver describes the first field of t that is lost: any field except the embedded field that gives t its method.
 func (l *losses) passedOver(t visit, method reflect.Method, path string) string {
 	from, _ := l.origin(t)
 	known := from.Index // this field and the fields inside it are not lost

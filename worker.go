@@ -88,8 +88,7 @@ type ErrorCase struct {
 	// the case does not match.
 	If func(error) bool
 
-	// Discard discards the job without a retry, as unrecoverable. Do not set it together with Retry or
-	// MaxAttempts.
+	// Discard discards the job without a retry, as unrecoverable. Do not set it together with Retry or MaxAttempts.
 	Discard bool
 
 	// Retry decides how long the job waits, instead of the strategies of job, worker and queue. Nil means that job,

@@ -12,9 +12,8 @@ import (
 	"github.com/drover-queue/drover/internal/drive"
 )
 
-// liveLoad is the work of producers while workers run. They store single jobs, each in a transaction of its own.
-// They also store late jobs, whose transactions stay open for a while after the insert, as transactions of applications
-// do.
+// liveLoad is the work of producers while workers run. They store single jobs, each in a transaction of its own. They
+// also store late jobs, whose transactions stay open for a while after the insert, as transactions of applications do.
 type liveLoad struct {
 	singles, late int           // how many of each a second
 	pause         time.Duration // from the insert of a late job to its commit

@@ -29,9 +29,8 @@ begin
 	if version < 10 then
 		raise exception 'drover: schema "%" holds version % of drover''s tables, from before the first release, which cannot be migrated: take it down with the files that made it, or drop the schema', current_schema(), version;
 	end if;
-	-- goose has just created the version table of this run, so that table has no version yet. If no
-	-- version table is empty, this run uses the table of other migrations: without -table, goose
-	-- uses goose_db_version.
+	-- goose has just created the version table of this run, so that table has no version yet. If no version table is
+	-- empty, this run uses the table of other migrations: without -table, goose uses goose_db_version.
 	for versions in
 		select c.oid from pg_class c where c.relnamespace = quote_ident(current_schema())::regnamespace and c.relkind in ('r', 'p')
 			and (select count(*) from pg_attribute a where a.attrelid = c.oid and a.attname in ('version_id', 'is_applied', 'tstamp')) = 3
@@ -136,9 +135,8 @@ $$;
 comment on function drover_ulid() is 'A new ULID, for jobs that somebody inserts by hand; clients make their own ids.';
 
 create function drover_append_error(errors jsonb, entry jsonb) returns jsonb language sql immutable as $$
-	-- Each new entry writes all earlier entries to the WAL again, so their number is bounded.
-	-- Operators' entries have a separate bound, so that they never push the failures of a job out
-	-- of the array.
+	-- Each new entry writes all earlier entries to the WAL again, so their number is bounded. Operators' entries have a
+	-- separate bound, so that they never push the failures of a job out of the array.
 	select case when entry @> '{"class": "operator"}' or errors @> '[{"class": "operator"}]' then (
 		select coalesce(jsonb_agg(case when e.operators or n.operators or jsonb_typeof(e.value) <> 'object' then e.value else e.value - 'trace' end order by e.at)
 			filter (where e.operators <> n.operators or e.nth <> 6 or e.of < case when n.operators then 10 else 20 end), '[]') || jsonb_build_array(entry)
@@ -227,11 +225,10 @@ create table jobs (
 	unique_scope   text collate "C",
 	unique_until   timestamptz,
 
-	-- Each statement that writes to the table reads, plans and compiles these CHECKs, which costs
-	-- some 35 instructions for each character of their stored form (ADR 21). Each claim and settle
-	-- also evaluates them. So there are few CHECKs, they are short, and a list of values is one array
-	-- constant. No CHECK reads args, metadata or tags, because the trigger jobs_bounds checks these
-	-- columns.
+	-- Each statement that writes to the table reads, plans and compiles these CHECKs, which costs some 35 instructions
+	-- for each character of their stored form (ADR 21). Each claim and settle also evaluates them. So there are few
+	-- CHECKs, they are short, and a list of values is one array constant. No CHECK reads args, metadata or tags,
+	-- because the trigger jobs_bounds checks these columns.
 	constraint jobs_state check (state = any ('{available,scheduled,retryable,running,parked,completed,discarded,cancelled}')),
 	constraint jobs_running_is_claimed check ((state = 'running') = (claimed_by is not null)),
 	constraint jobs_final_is_finalized check ((state = any ('{completed,discarded,cancelled}')) = (finalized_at is not null)),
@@ -255,9 +252,8 @@ create table jobs (
 	constraint jobs_paced check (paced_at is null or redrive_id is not null)
 ) with (
 	fillfactor = 30,
-	-- The thresholds are fixed numbers of rows. If they were a share of the table, vacuum would
-	-- start too late on a table that keeps the jobs of a day: the claim index would collect
-	-- millions of dead entries before each vacuum.
+	-- The thresholds are fixed numbers of rows. If they were a share of the table, vacuum would start too late on a
+	-- table that keeps the jobs of a day: the claim index would collect millions of dead entries before each vacuum.
 	autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 50000,
 	autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 100000,
 	autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 100000
@@ -319,10 +315,9 @@ begin
 	if size > 8 * deepest and jsonb_path_exists(doc, format('strict $.**{%s} ? (@.type() == "array" || @.type() == "object")', deepest)::jsonpath) then
 		return format('nested deeper than %s', deepest);
 	end if;
-	-- The text of a number that is stored in 16 bytes may have 147,456 characters. Other values
-	-- have at most six characters for each byte. So the function first writes out only the numbers,
-	-- until they exceed the bound. It writes out the whole value only if that is safe and the
-	-- answer is still open.
+	-- The text of a number that is stored in 16 bytes may have 147,456 characters. Other values have at most six
+	-- characters for each byte. So the function first writes out only the numbers, until they exceed the bound. It
+	-- writes out the whole value only if that is safe and the answer is still open.
 	if size <= 2048 then
 		return case when most_text < 9216 * size and octet_length(doc::text) > most_text then too_long end;
 	end if;
@@ -382,9 +377,8 @@ begin
 			'$.keyvalue() ? (@.key starts with "drover:")') then
 			fault := 'keys that begin with "drover:" are drover''s own';
 		else
-			-- A client sends at most 64 KiB. The text that Postgres writes is longer, because it
-			-- has a space after each comma and colon. As jsonb, the value needs up to six times as
-			-- many bytes.
+			-- A client sends at most 64 KiB. The text that Postgres writes is longer, because it has a space after each
+			-- comma and colon. As jsonb, the value needs up to six times as many bytes.
 			fault := drover_json_fault(new.metadata, 131072, 524288, 64);
 		end if;
 	end if;
@@ -416,12 +410,11 @@ $$;
 -- +goose StatementEnd
 comment on function drover_bounds() is 'Refuses args, metadata and tags beyond the bounds of SECURITY.md in every insert and update. Such values would be slow or impossible to read.';
 
--- jobs_bounds is an AFTER trigger, so that COPY still stores many rows together. Postgres never
--- queues it for claims and settles, because these statements do not write to its columns. Postgres
--- does not queue it for small args either: 516 bytes cannot hold 65 levels, which need 8 bytes
--- each, or numbers with more than 5 MB of text. For small metadata, the WHEN condition itself checks
--- the bounds, and checks that no key is drover's own. So most enqueues do not call the function, which
--- would cost them more than the rest of the row. Each statement parses the condition anew, so the
+-- jobs_bounds is an AFTER trigger, so that COPY still stores many rows together. Postgres never queues it for claims
+-- and settles, because these statements do not write to its columns. Postgres does not queue it for small args either:
+-- 516 bytes cannot hold 65 levels, which need 8 bytes each, or numbers with more than 5 MB of text. For small metadata,
+-- the WHEN condition itself checks the bounds, and checks that no key is drover's own. So most enqueues do not call the
+-- function, which would cost them more than the rest of the row. Each statement parses the condition anew, so the
 -- condition is short:
 --   * The least object is {}, so whatever is less is no object.
 --   * 516 bytes are at most 4,096 bytes of text, unless a number such as 1e5000 has many zeros.
@@ -436,10 +429,9 @@ create trigger jobs_bounds after insert or update of args, metadata, tags on job
 			and (new.metadata < '{}' or new.metadata::text like any ('{%drover:%,%000000000000000000000000000000%}')))
 	execute function drover_bounds();
 
--- A statement that finds jobs by their ids has to use the primary key, whatever the statistics are.
--- Statistics from a time when no job waited make the partial indexes below look empty, so Postgres would
--- rather read such an index. It would read all entries, although a million jobs may wait by now. So
--- these statements follow three rules:
+-- A statement that finds jobs by their ids has to use the primary key, whatever the statistics are. Statistics from a
+-- time when no job waited make the partial indexes below look empty, so Postgres would rather read such an index. It
+-- would read all entries, although a million jobs may wait by now. So these statements follow three rules:
 --   * Conditions on other columns are in "(...) is true". Postgres uses a partial index only if the
 --     statement's conditions imply the index's condition, and such a condition implies nothing.
 --   * A list that may be empty is any(array(select unnest(ids))). If Postgres knows that a list is
@@ -463,10 +455,9 @@ create index jobs_discarded_groups_idx on jobs (queue, kind, discard_reason, cla
 -- This index serves paced redrives (drover_pace). A claim does not change its columns.
 create index jobs_redrive_idx on jobs (redrive_id, queue, pace_key, paced_at, id) where redrive_id is not null;
 
--- This index serves the release of parked jobs and their count in a group. It is empty unless a
--- policy parks jobs. A claim does not change its columns. The condition is not "finalized_at is
--- null", because with that condition, and with few unfinished jobs, the planner would read
--- jobs_claim_idx with all its dead entries.
+-- This index serves the release of parked jobs and their count in a group. It is empty unless a policy parks jobs. A
+-- claim does not change its columns. The condition is not "finalized_at is null", because with that condition, and with
+-- few unfinished jobs, the planner would read jobs_claim_idx with all its dead entries.
 create index jobs_parked_idx on jobs (parked_build, fingerprint, id) where parked_build is not null and coalesce(finalized_at, 'infinity') = 'infinity';
 
 -- This index serves unique jobs (drover_enqueue_unique). Its columns are null for all other jobs. A
@@ -808,10 +799,9 @@ comment on function drover_take_turn(text[], interval) is 'Makes the claims of q
 
 create function drover_clock(most int default 1000, queue text default null, out latest timestamptz, out waiting bigint)
 language sql stable set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
-	-- The statement reads clock_timestamp() after it has taken its snapshot. So all times in the
-	-- snapshot are earlier, unless the clock has gone back. With jobs_claim_idx the statement skips
-	-- from one lane that has jobs to the next, and finds the jobs of a lane that are due from now
-	-- on.
+	-- The statement reads clock_timestamp() after it has taken its snapshot. So all times in the snapshot are earlier,
+	-- unless the clock has gone back. With jobs_claim_idx the statement skips from one lane that has jobs to the next,
+	-- and finds the jobs of a lane that are due from now on.
 	with recursive lanes(queue, lane) as (
 		(select j.queue, j.lane from jobs j where j.finalized_at is null order by j.queue, j.lane limit 1)
 		union all

@@ -59,8 +59,7 @@ begin
 			raise exception 'drover: priority % is not 1 to 9', value using errcode = '22023';
 		end if;
 	end loop;
-	-- If a variable of a script is not set, the script may send a filter such as {"args": {}},
-	-- which every job matches.
+	-- If a variable of a script is not set, the script may send a filter such as {"args": {}}, which every job matches.
 	if verb is not null and not coalesce((filter->>'all')::boolean, false)
 		and not exists (select from jsonb_each(filter) as f(key, value) where f.key <> 'all' and (f.key = 'ids' or f.value not in ('{}', '[]', '""'))) then
 		raise exception 'drover: % needs a filter', verb using errcode = '22023', hint = 'To mean every job say {"all": true}.';
@@ -172,10 +171,9 @@ begin
 			ids := '{}';
 			place := after;
 			if drover_dead(filter) and not filter ? 'ids' then
-				-- First look at the next 2,000 dead letters in order. That costs some milliseconds,
-				-- and fills a page if many of them match. Without this step, the planner would sort
-				-- all matches when a million jobs have just died, because its statistics still show
-				-- few dead letters.
+				-- First look at the next 2,000 dead letters in order. That costs some milliseconds, and fills a page if
+				-- many of them match. Without this step, the planner would sort all matches when a million jobs have
+				-- just died, because its statistics still show few dead letters.
 				execute 'select coalesce(array_agg(w.id), ''{}'') from (select j.id from (select j.* from jobs j where j.discard_reason is not null'
 					|| drover_beyond(filter, after, true) || ' limit $2) j where ' || fits || ' limit $1) w' into ids using page, reach;
 				if cardinality(ids) < page then
@@ -186,10 +184,9 @@ begin
 			if cardinality(ids) < page and place is not null then
 				rest := drover_beyond(filter, place, true);
 				if drover_dead(filter) and filter - '{state,queue,kind,reason,class,fingerprint,finalized_after,finalized_before,all}'::text[] = '{}' then
-					-- Few of the newest dead letters match. The next matches may have died long
-					-- before, so a walk in the order of an index could take long.
-					-- jobs_discarded_groups_idx finds these matches faster, because it has all
-					-- columns of this filter. The statement sorts by an expression, so that the
+					-- Few of the newest dead letters match. The next matches may have died long before, so a walk in
+					-- the order of an index could take long. jobs_discarded_groups_idx finds these matches faster,
+					-- because it has all columns of this filter. The statement sorts by an expression, so that the
 					-- planner does not walk an index in order.
 					rest := replace(rest, 'order by j.finalized_at ', 'order by j.finalized_at + interval ''0'' ');
 				end if;
@@ -537,9 +534,8 @@ comment on function drover_failed_at(jsonb, boolean) is 'The time of the newest 
 -- +goose StatementBegin
 create function drover_shown(value jsonb) returns jsonb language plpgsql immutable as $$
 begin
-	-- A small value is stored in the row itself, so it can be read whenever the row can. The server
-	-- can also send its text: even a thousand bytes of numbers such as 1e131071 have only some 400
-	-- MB of text.
+	-- A small value is stored in the row itself, so it can be read whenever the row can. The server can also send its
+	-- text: even a thousand bytes of numbers such as 1e131071 have only some 400 MB of text.
 	if pg_column_size(value) > 1000 then
 		perform length(value::text);
 	end if;
@@ -566,10 +562,9 @@ left join queues q on q.name = j.queue
 where j.discard_reason is not null;
 comment on view discarded_jobs is 'The dead letters, each with its last error and its whole history.';
 
--- The counts come from jobs_discarded_groups_idx alone. Each group's newest job is at the end of
--- the group's range in that index. An index finds a null only by "is null", so the view has one
--- query for each combination of nulls. For each group, only one of the four queries reads the
--- index.
+-- The counts come from jobs_discarded_groups_idx alone. Each group's newest job is at the end of the group's range in
+-- that index. An index finds a null only by "is null", so the view has one query for each combination of nulls. For
+-- each group, only one of the four queries reads the index.
 create view discarded_summary as
 select g.queue, g.kind, g.reason, g.class, g.fingerprint, g.jobs, g.first_discarded_at, g.last_discarded_at,
 	drover_error_text(n.errors) as newest_error, n.id as newest_id

@@ -543,8 +543,7 @@ begin
 			taken := taken + cardinality(mine);
 			delete from drover_set_aside s where s.path = 'redrive' and s.job = any(mine); -- the redrive tries these jobs again
 		end if;
-		-- A job that matches and was not marked is locked, or has just changed. The redrive looks
-		-- at it again later.
+		-- A job that matches and was not marked is locked, or has just changed. The redrive looks at it again later.
 		free := array(select b->>'id' from jsonb_array_elements(bad) b);
 		locked := (select coalesce(jsonb_object_agg(f.id, coalesce(r.locked->f.id, to_jsonb(clock_timestamp()))), '{}')
 			from unnest(fit) as f(id) where f.id <> all(mine) and f.id <> all(free));
@@ -588,8 +587,7 @@ comment on function drover_redrive_skip(text, jsonb) is 'Adds jobs to the list o
 create function drover_pace(as_of timestamptz default clock_timestamp(), batch int default 1000, out wait interval, out released bigint, out capped boolean, out refused jsonb)
 language plpgsql set enable_seqscan = off set enable_bitmapscan = off set jit = off set lock_timeout = '1s' as $$
 declare
-	-- This is how far ahead a tick gives out slots. If workers stop, only the jobs of one second
-	-- become overdue.
+	-- This is how far ahead a tick gives out slots. If workers stop, only the jobs of one second become overdue.
 	ahead constant interval := '1 second';
 	patience constant interval := '500 milliseconds';
 	-- A smaller batch means that a time-out ended an earlier tick. Then this tick chooses its work
@@ -911,10 +909,9 @@ declare
 	error text;
 begin
 	if r.state = 'canary' then
-		-- A canary has succeeded once it has completed. It has failed once a run of it has failed, once
-		-- it was discarded or cancelled, or if somebody has deleted it. drover itself deletes no canary
-		-- before this point: supervisors do not delete jobs of redrives on completion, and the pruner
-		-- leaves canaries.
+		-- A canary has succeeded once it has completed. It has failed once a run of it has failed, once it was
+		-- discarded or cancelled, or if somebody has deleted it. drover itself deletes no canary before this point:
+		-- supervisors do not delete jobs of redrives on completion, and the pruner leaves canaries.
 		select count(*) filter (where j.state is null or j.errors_total > c.value::int or j.state in ('discarded', 'cancelled')),
 			count(*) filter (where j.state is not null and j.finalized_at is null and j.errors_total <= c.value::int),
 			min(case when j.state is null then 'deleted' else drover_last_error(j.errors)->>'error' end) filter (where j.state is null or j.errors_total > c.value::int)

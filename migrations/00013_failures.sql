@@ -44,8 +44,7 @@ comment on column drover_failure_groups.policy is 'What drover does with failed 
 comment on column drover_failure_groups.park_build is 'The build that was the newest when the policy was set. A newer build ends the policy.';
 comment on column drover_failure_groups.updated_by is 'The person or program that last changed the status or the policy; updated_why has the reason.';
 
--- This index serves settles (SQLSettle), which look up the policy for each failure. It is empty
--- unless a policy is set.
+-- This index serves settles (SQLSettle), which look up the policy for each failure. It is empty unless a policy is set.
 create index failure_groups_policy_idx on drover_failure_groups (fingerprint) where policy is not null;
 
 create table drover_failure_tallies (
@@ -96,8 +95,7 @@ declare
 	room int := 10000 - (select count(*) from drover_failure_groups);
 	took bigint;
 begin
-	-- Counters stop at the largest value of their type. Times are limited to the years that Go and
-	-- JSON can represent.
+	-- Counters stop at the largest value of their type. Times are limited to the years that Go and JSON can represent.
 	with taken as (
 		delete from drover_failure_tallies where id = any(ids::bigint[]) returning *
 	), summed as (
@@ -251,8 +249,7 @@ begin
 	where f.fingerprint = drover_failure_policy.fingerprint
 		and (f.policy, f.park_build) is distinct from (drover_failure_policy.policy, case when drover_failure_policy.policy = 'park' then newest end);
 	if g.policy = 'park' and policy is distinct from 'park' then
-		-- Jobs that are locked or refused here keep their parked_build. drover_unpark releases
-		-- these jobs, too.
+		-- Jobs that are locked or refused here keep their parked_build. drover_unpark releases these jobs, too.
 		parked := array(
 			select j.id from jobs j where j.parked_build = g.park_build and j.fingerprint = g.fingerprint and coalesce(j.finalized_at, 'infinity') = 'infinity' and j.state = 'parked'
 			order by j.id for update skip locked);
@@ -275,9 +272,8 @@ declare
 	ids text[] := '{}';
 	bad text[];
 begin
-	-- Only the session that locks the row of the newest build releases jobs. The row has the last
-	-- slot that was given to a job, and the next session goes on after that slot. Jobs get slots at
-	-- most 1,000 jobs ahead.
+	-- Only the session that locks the row of the newest build releases jobs. The row has the last slot that was given
+	-- to a job, and the next session goes on after that slot. Jobs get slots at most 1,000 jobs ahead.
 	perform from drover_builds b where b.build = newest for update skip locked;
 	if not found then
 		return 0;
@@ -332,9 +328,8 @@ comment on function drover_unpark(int) is
 
 create function drover_discarded_with(of_kind text, print text) returns bigint language sql stable
 set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
-	-- With jobs_discarded_groups_idx the statement skips from one queue that has dead letters to the
-	-- next, and in each queue from one reason and class to the next. So it reads only the entries of
-	-- this fingerprint one by one.
+	-- With jobs_discarded_groups_idx the statement skips from one queue that has dead letters to the next, and in each
+	-- queue from one reason and class to the next. So it reads only the entries of this fingerprint one by one.
 	with recursive queues(queue) as (
 		(select j.queue from jobs j where j.discard_reason is not null order by j.queue limit 1)
 		union all

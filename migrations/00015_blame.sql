@@ -1,6 +1,5 @@
--- drover: how to find the job that killed a process. One table has the evidence about deaths. The
--- other has the supervisor that may run a strong suspect: a job whose processes have died more than
--- once.
+-- drover: how to find the job that killed a process. One table has the evidence about deaths. The other has the
+-- supervisor that may run a strong suspect: a job whose processes have died more than once.
 --
 -- Locks: this migration only creates new objects.
 

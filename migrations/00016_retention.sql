@@ -391,9 +391,8 @@ comment on function drover_export(jsonb, int, text) is
 	'The jobs of the archive as JSON, one job in each row of the result. Each call returns one page, in the order of ids, beginning after the id in the parameter after. For the next page, pass the last id of this page, until the result is empty. For a job that cannot be read, line is null and error has the reason. jsonb_populate_record(null::jobs_archive, line) turns a line into a row again.';
 
 create function drover_ended_before(kept interval) returns timestamptz language sql stable strict as $$
-	-- The months, the days and the time of an interval may each be huge, with different signs,
-	-- although the whole interval compares like a usual interval. With such a setting, drover
-	-- deletes nothing.
+	-- The months, the days and the time of an interval may each be huge, with different signs, although the whole
+	-- interval compares like a usual interval. With such a setting, drover deletes nothing.
 	select case when kept between interval '0' and interval '1000 years' and extract(year from kept) between -2000 and 2000
 		then case when now() - kept <= now() then now() - kept end end
 $$;
@@ -405,9 +404,8 @@ declare
 	told jsonb := refused;
 begin
 	if done = 0 and jsonb_array_length(refused) > 100 then
-		-- More than a hundred jobs were refused and no job has passed, so no single job is at
-		-- fault. The function writes one row for all of them, and the pruner tries all of them
-		-- again as usual.
+		-- More than a hundred jobs were refused and no job has passed, so no single job is at fault. The function
+		-- writes one row for all of them, and the pruner tries all of them again as usual.
 		told := jsonb_build_array(refused->0 || jsonb_build_object('error', left(format('%s (and the same or another error for %s other jobs; none passed)',
 			refused->0->>'error', jsonb_array_length(refused) - 1), 1000)));
 	end if;
@@ -438,11 +436,10 @@ declare
 	strange text := drover_ulid_at(greatest(now() + interval '1 day', before));
 	rest    text[] := '{}';
 begin
-	-- The function walks the primary key. An id is a ULID, so a job that ended before a certain
-	-- time also has an id from before that time. So the table needs no index on finalized_at, to
-	-- which every completion would write. Ids that are not ULIDs may sort anywhere. If whole is
-	-- true, the function also walks ids that are larger than every ULID of today. It reaches the
-	-- other ids that are not ULIDs once the ULIDs around them are old enough.
+	-- The function walks the primary key. An id is a ULID, so a job that ended before a certain time also has an id
+	-- from before that time. So the table needs no index on finalized_at, to which every completion would write. Ids
+	-- that are not ULIDs may sort anywhere. If whole is true, the function also walks ids that are larger than every
+	-- ULID of today. It reaches the other ids that are not ULIDs once the ULIDs around them are old enough.
 	ids := array(select j.id from jobs j where j.id > after and j.id < drover_ulid_at(before) order by j.id limit batch);
 	if whole and before is not null and cardinality(ids) < batch then
 		rest := array(select j.id from jobs j where j.id > after and j.id >= strange order by j.id limit batch - cardinality(ids));
@@ -488,8 +485,7 @@ begin
 			when j.state = 'completed' then case when q.own_completed then q.completed_before else now() - completed end
 			when j.state = 'cancelled' then case when q.own_cancelled then q.cancelled_before else now() - cancelled end
 			when j.state = 'discarded' then coalesce(q.archived_before, q.discarded_before) end
-			-- A unique job stays while its period lasts, because its row keeps out other jobs with the same
-			-- unique key.
+			-- A unique job stays while its period lasts, because its row keeps out other jobs with the same unique key.
 			and (j.unique_scope = 'period' and j.unique_until > now()) is not true
 			-- A job stays while a redrive that is under way holds the job, or still has to judge it as a canary.
 			and (exists (select from drover_redrives o where o.id = j.redrive_id and o.finished_at is null and o.state <> 'aborted'

@@ -1,6 +1,5 @@
--- drover: unique jobs. Of the jobs with the same unique key, only one can exist at a time: until it
--- has ended, until it has started, or for a period. The table jobs has the columns and the index
--- for this (00010_jobs.sql).
+-- drover: unique jobs. Of the jobs with the same unique key, only one can exist at a time: until it has ended, until it
+-- has started, or for a period. The table jobs has the columns and the index for this (00010_jobs.sql).
 --
 -- Locks: this migration only creates new objects.
 
@@ -63,8 +62,7 @@ declare
 	key   text;
 	fault text;
 begin
-	-- First refuse the args that the table would refuse anyway, because the text of such args could
-	-- have a gigabyte.
+	-- First refuse the args that the table would refuse anyway, because the text of such args could have a gigabyte.
 	if pg_column_size(args) > 516 then
 		fault := drover_json_fault(args, 25165824, 25165824, 64);
 		if fault is not null then
@@ -221,11 +219,10 @@ begin
 			todo := array(select t from unnest(todo) as t where (t in (select unnest(known))) is not true);
 		end if;
 
-		-- Look before the insert, because an insert with the key of a stored job would wait for
-		-- every transaction that has changed that job, for example for the transaction of its
-		-- handler. The statement uses LIMIT 1, and other statements use scalar subqueries, so that
-		-- the planner does not use a join. A join would read a whole index if its plan was made
-		-- when the table was small.
+		-- Look before the insert, because an insert with the key of a stored job would wait for every transaction that
+		-- has changed that job, for example for the transaction of its handler. The statement uses LIMIT 1, and other
+		-- statements use scalar subqueries, so that the planner does not use a join. A join would read a whole index if
+		-- its plan was made when the table was small.
 		done := '{}';
 		for h in
 			select t.n::int as n, t.mode, j.id, j.in_force, j.waits, j.scope
@@ -256,10 +253,9 @@ begin
 		todo := array(select t from unnest(todo) as t where (t in (select unnest(done))) is not true);
 		exit when todo = '{}';
 
-		-- Insert in the order of the keys, so that this round cannot deadlock with the first round of
-		-- another batch. Later rounds of two batches may still deadlock. The clause "on conflict" names
-		-- drover's index. So a violation of an index of the application is an error, and is not taken for
-		-- a job with the same key.
+		-- Insert in the order of the keys, so that this round cannot deadlock with the first round of another batch.
+		-- Later rounds of two batches may still deadlock. The clause "on conflict" names drover's index. So a violation
+		-- of an index of the application is an error, and is not taken for a job with the same key.
 		firsts := array(select min(t.n) from unnest(keys) with ordinality as t(key, n) where (t.n in (select unnest(todo))) is true group by t.key);
 		with fresh as (
 			insert into jobs (id, kind, args, queue, priority, scheduled_at, state, max_attempts, retry, timeout_ms, expires_at, retry_until, tags, metadata,
@@ -366,8 +362,7 @@ begin
 	select h.id, h.unique_until into o from jobs h
 	where h.unique_key = key and h.unique_until is not null and (h.finalized_at is null or h.unique_until < 'infinity') and h.id <> wanted_by;
 	if o.unique_until <= clock_timestamp() then
-		-- The period of job o is over, so o loses the key, unless another transaction is changing o at
-		-- the moment.
+		-- The period of job o is over, so o loses the key, unless another transaction is changing o at the moment.
 		perform from jobs h where h.id = o.id and h.unique_until <= clock_timestamp() for no key update skip locked;
 		if found then
 			update jobs h set unique_until = null where h.id = o.id;

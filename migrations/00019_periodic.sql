@@ -175,9 +175,8 @@ begin
 	days := drover_cron_field(fields[3], 'day of the month', 1, 31);
 	months := drover_cron_field(fields[4], 'month', 1, 12, '{jan,feb,mar,apr,may,jun,jul,aug,sep,oct,nov,dec}');
 	weekdays := array(select distinct n % 7 from unnest(drover_cron_field(fields[5], 'day of the week', 0, 7, '{sun,mon,tue,wed,thu,fri,sat}')) as n order by 1);
-	-- This rule is the same in every cron. If both the day of the month and the weekday are
-	-- restricted, a day has to match one of them. If one of the two fields begins with a star, a
-	-- day has to match both.
+	-- This rule is the same in every cron. If both the day of the month and the weekday are restricted, a day has to
+	-- match one of them. If one of the two fields begins with a star, a day has to match both.
 	either := fields[3] not like '*%' and fields[5] not like '*%';
 end
 $$;
@@ -319,9 +318,8 @@ begin
 					end loop;
 				end loop;
 			else
-				-- Ask for one tick more than needed. If the clocks skip midnight, the last tick of
-				-- the day before was moved to this day. The first tick of this day may be at the same
-				-- time. Then it is left out.
+				-- Ask for one tick more than needed. If the clocks skip midnight, the last tick of the day before was
+				-- moved to this day. The first tick of this day may be at the same time. Then it is left out.
 				foreach tick in array drover_cron_day(d, c.hours, c.minutes, c.seconds, zone, before, behind, after, most - cardinality(ticks) + 1) loop
 					if tick is distinct from ticks[cardinality(ticks)] then
 						if tick > upto or cardinality(ticks) >= most then
@@ -443,8 +441,7 @@ create function drover_periodic_take(p drover_periodic, wait boolean) returns dr
 declare
 	was drover_periodic;
 begin
-	-- Each call locks one row, and callers store schedules in the order of their names. So there is no
-	-- deadlock.
+	-- Each call locks one row, and callers store schedules in the order of their names. So there is no deadlock.
 	loop
 		if wait then
 			select * into was from drover_periodic o where o.name = p.name for update;
@@ -554,8 +551,7 @@ begin
 			continue;
 		end if;
 		alive := array(select s.id from drover_supervisors s where s.id = any(was.declared_by) and s.lost_at is null and s.id <> supervisor order by 1);
-		-- If an older build starts, the settings of the newer build stay while a supervisor of the
-		-- newer build lives.
+		-- If an older build starts, the settings of the newer build stay while a supervisor of the newer build lives.
 		if ((select b.first_seen from drover_builds b where b.build = build) < (select b.first_seen from drover_builds b where b.build = was.build)
 			and exists (select from drover_supervisors s where s.id = any(alive) and s.build = was.build)) is not true then
 			perform drover_periodic_change(was, p);
@@ -589,8 +585,7 @@ begin
 		return true;
 	end if;
 	p.paused_until := until;
-	-- Ticks during the pause do not count as missed. The next tick is the first tick after the
-	-- pause.
+	-- Ticks during the pause do not count as missed. The next tick is the first tick after the pause.
 	update drover_periodic o set paused_until = until, next_at = drover_periodic_first(p, clock_timestamp()),
 		updated_at = clock_timestamp(), updated_by = drover_periodic_by(by), updated_why = coalesce(left(why, 1000), '')
 	where o.name = p.name;
@@ -785,9 +780,8 @@ begin
 	keep := case when p.catch_up = 'all' then 100 else 1 end;
 	due := p.next_at || drover_periodic_ticks(p.schedule, p.zone, p.anchor, p.next_at, most, at);
 	if cardinality(due) > most then
-		-- There are too many ticks to list. Halve the time between lo and hi until the newest ticks
-		-- are found. A distance of 900 ms is close enough, because ticks are at least a second
-		-- apart.
+		-- There are too many ticks to list. Halve the time between lo and hi until the newest ticks are found. A
+		-- distance of 900 ms is close enough, because ticks are at least a second apart.
 		missed := most;
 		lo := p.next_at;
 		hi := at;

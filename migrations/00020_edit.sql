@@ -60,9 +60,8 @@ declare
 	tail text;
 	head constant text := to_jsonb(j.kind)::text || ' by ';
 begin
-	-- The job does not store which parts the enqueue chose for the key. So the function tries all
-	-- choices, until one of them gives the key that the job has. The key contains the names of the
-	-- fields in "by", unless the key is a hash.
+	-- The job does not store which parts the enqueue chose for the key. So the function tries all choices, until one of
+	-- them gives the key that the job has. The key contains the names of the fields in "by", unless the key is a hash.
 	for u in
 		select jsonb_build_object('queue', q.counts, 'key', k.counts) || f.form
 		from (values (false), (true)) q(counts), (values (false), (true)) k(counts), (values (jsonb '{}'), ('{"any_args": true}'), ('{"by": []}')) f(form)
@@ -301,8 +300,7 @@ begin
 		perform drover_written(wrote, 1);
 		reruns := reruns + 1;
 	end loop;
-	-- The next part of the walk reads this setting. If this part is rolled back, the setting is rolled
-	-- back, too.
+	-- The next part of the walk reads this setting. If this part is rolled back, the setting is rolled back, too.
 	perform set_config('drover.rerun_due', coalesce(to_jsonb(due) #>> '{}', ''), true);
 	return reruns;
 exception when unique_violation then

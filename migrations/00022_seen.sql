@@ -11,9 +11,8 @@ do $$ begin if to_regprocedure('drover_schema_version()') is null then raise exc
 -- +goose StatementBegin
 create function drover_seen(subject text, id text) returns text language plpgsql stable set enable_seqscan = off set jit = off as $$
 begin
-	-- Each query reads by primary key, even with a plan that was made when the table was small.
-	-- Supervisors change some columns by themselves, with ticks, tallies and progress. These
-	-- columns do not count here.
+	-- Each query reads by primary key, even with a plan that was made when the table was small. Supervisors change some
+	-- columns by themselves, with ticks, tallies and progress. These columns do not count here.
 	case subject
 	when 'job' then return (select format('%s/%s', j.redrives, j.xmin) from jobs j where j.id = drover_seen.id);
 	when 'pause' then return coalesce((select l.version::text from drover_limits l where l.scope = drover_seen.id and l.held_until > clock_timestamp()), 'none');

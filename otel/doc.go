@@ -8,8 +8,7 @@
 //		Hooks:      []drover.Hooks{tel.Hooks()},
 //	})
 //
-// Names follow OpenTelemetry's messaging conventions. docs/tracing.md lists every span, attribute and
-// instrument.
+// Names follow OpenTelemetry's messaging conventions. docs/tracing.md lists every span, attribute and instrument.
 package droverotel
 
 // The files of this package:

@@ -27,10 +27,9 @@ type Options struct {
 	// MeterProvider makes the instruments. Nil means the global provider, even if that is set later.
 	MeterProvider metric.MeterProvider
 
-	// Propagator carries the context of an enqueue in the job's metadata. Nil means
-	// propagation.TraceContext{}: traceparent and tracestate of the W3C. The global propagator is
-	// not used: in most applications it also carries baggage, and metadata stay in a table. An
-	// empty composite carries nothing.
+	// Propagator carries the context of an enqueue in the job's metadata. Nil means propagation.TraceContext{}:
+	// traceparent and tracestate of the W3C. The global propagator is not used: in most applications it also carries
+	// baggage, and metadata stay in a table. An empty composite carries nothing.
 	Propagator propagation.TextMapPropagator
 
 	// SkipUnsampled stores nothing for an enqueue whose trace is not sampled, so its jobs cost less: docs/tracing.md has
@@ -128,8 +127,7 @@ type Telemetry struct {
 	reported      atomic.Int64 // when the last panic was, in seconds
 }
 
-// New makes a Telemetry. It fails if an option is negative, or if a provider fails, panics, or returns
-// nil.
+// New makes a Telemetry. It fails if an option is negative, or if a provider fails, panics, or returns nil.
 func New(opts Options) (t *Telemetry, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -162,9 +160,8 @@ func New(opts Options) (t *Telemetry, err error) {
 	return t, nil
 }
 
-// Middleware makes the spans, puts the context of an enqueue into the job's metadata, and makes the
-// measurements that belong to spans. Put it first in drover.Config.Middleware, so that its spans
-// cover the others.
+// Middleware makes the spans, puts the context of an enqueue into the job's metadata, and makes the measurements that
+// belong to spans. Put it first in drover.Config.Middleware, so that its spans cover the others.
 func (t *Telemetry) Middleware() drover.Middleware {
 	return drover.Middleware{BeginEnqueue: t.beginEnqueue, Enqueue: t.inject, Run: t.run}
 }

@@ -8,8 +8,7 @@ import (
 	"github.com/drover-queue/drover"
 )
 
-// Options are the settings of Handler. The zero value shows all that the client can read, and changes
-// nothing.
+// Options are the settings of Handler. The zero value shows all that the client can read, and changes nothing.
 type Options struct {
 	// Redact removes secrets from what the pages show: args, metadata, error texts, traces, and texts that quote them. It
 	// gets each text whole, must not keep it, and may be called by many requests at the same time. If Redact panics, the

@@ -27,13 +27,8 @@ func newActivity(s *Shared) *activity { return &activity{s, s.Now(), map[*QueueS
 func (a *activity) run(ctx context.Context) {
 	timer := time.NewTicker(ActivityEvery)
 	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-timer.C:
-			a.Write(ctx)
-		}
+	for await(ctx, timer.C, nil) {
+		a.Write(ctx)
 	}
 }
 

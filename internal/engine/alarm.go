@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,6 +22,17 @@ func (s signal) poke() {
 	case s <- struct{}{}:
 	default:
 	}
+}
+
+// await waits for the tick of a timer, or for the signal if it is not nil. It returns false if ctx is done first.
+func await(ctx context.Context, tick <-chan time.Time, s signal) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-tick:
+	case <-s:
+	}
+	return true
 }
 
 // alarm makes the claimer look for jobs. It is safe for concurrent use.

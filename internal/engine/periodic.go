@@ -72,13 +72,7 @@ const (
 func (t *scheduler) run(ctx context.Context) {
 	timer := time.NewTimer(longestWait)
 	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-timer.C:
-		case <-t.Signal:
-		}
+	for await(ctx, timer.C, t.Signal) {
 		wait, idle := t.tick(ctx)
 		timer.Stop()
 		if idle {

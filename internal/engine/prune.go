@@ -28,12 +28,7 @@ func (p *pruner) run(ctx context.Context) {
 	defer timer.Stop()
 	var walk PruneWalk
 	var nextCount time.Time
-	for rounds := 0; ; {
-		select {
-		case <-ctx.Done():
-			return
-		case <-timer.C:
-		}
+	for rounds := 0; await(ctx, timer.C, nil); {
 		timer.Reset(p.Every)
 		if !p.Prunes.Load() {
 			trouble.Over(ctx, p.Shared)

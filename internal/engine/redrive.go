@@ -45,20 +45,10 @@ const (
 func (r *redriver) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-timer.C:
-		case <-r.signal:
-		}
+	for await(ctx, timer.C, r.signal) {
 		wait, idle := r.tick(ctx)
-		least := time.NewTimer(paceLeast)
-		select {
-		case <-ctx.Done():
-			least.Stop()
+		if !await(ctx, time.After(paceLeast), nil) {
 			return
-		case <-least.C:
 		}
 		if idle {
 			timer.Stop()

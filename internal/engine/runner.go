@@ -177,12 +177,7 @@ const watchInterval = 100 * time.Millisecond
 func (w *runner) watch(ctx context.Context) {
 	timer := time.NewTimer(watchInterval)
 	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-timer.C:
-		}
+	for await(ctx, timer.C, nil) {
 		runs := w.InFlight.All()
 		timer.Reset(takeStacks(w.Cfg.Stacks, runs, w.Now(), w.Cfg.Lease))
 		for _, r := range runs {

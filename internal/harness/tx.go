@@ -58,8 +58,7 @@ func (db *DB) Beginners(t testing.TB) []Beginner {
 	}
 }
 
-// Serialization reports whether err is the database's serialization failure, and no error about the
-// job.
+// Serialization reports whether err is the database's serialization failure, and no error about the job.
 func Serialization(err error) bool {
 	var pg *pgconn.PgError
 	return !errors.Is(err, drover.ErrLeaseLost) && !errors.Is(err, drover.ErrState) && errors.As(err, &pg) && pg.Code == "40001"

@@ -35,11 +35,10 @@ var errNotSet = errors.New("not set")
 
 // Options are the settings of Start. With the zero value, Start tries all four ways and logs nothing.
 type Options struct {
-	// Settings are server settings such as "work_mem": "64MB". They apply only to servers that Start makes.
-	// The other settings of these servers are max_connections 200, shared_buffers 256MB, timezone UTC, and otherwise
-	// Postgres' defaults.
-	// Start chooses the port and the directories, so it is an error to set one of them. It is also an error to turn off a
-	// setting that makes commits durable.
+	// Settings are server settings such as "work_mem": "64MB". They apply only to servers that Start makes. The other
+	// settings of these servers are max_connections 200, shared_buffers 256MB, timezone UTC, and otherwise Postgres'
+	// defaults. Start chooses the port and the directories, so it is an error to set one of them. It is also an error
+	// to turn off a setting that makes commits durable.
 	Settings map[string]string
 
 	// Dir is where a cluster of local binaries makes a directory for its files. The directory is removed when the

@@ -62,8 +62,7 @@ func HoldTx(ctx context.Context, tx Tx, f Fence) error {
 	return err
 }
 
-// StillOursTx reports whether the claim may still be valid after a statement has found no row: see
-// SQLStillOursTx.
+// StillOursTx reports whether the claim may still be valid after a statement has found no row: see SQLStillOursTx.
 func StillOursTx(ctx context.Context, tx Tx, f Fence) (held bool, err error) {
 	err = tx.QueryRow(ctx, SQLStillOursTx, f.ID, f.Seq, f.Owner, f.ClaimedAt).Scan(&held)
 	return held, err
