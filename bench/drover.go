@@ -68,11 +68,8 @@ func (q *droverQueue) insert(ctx context.Context, n int) error {
 }
 
 func (q *droverQueue) enqueueMany(ctx context.Context, n, goroutines int) error {
-	return chunks(n, goroutines, func(from, to int) error {
-		batch := make([]drover.EnqueueItem, 0, to-from)
-		for i := from; i < to; i++ {
-			batch = append(batch, drover.EnqueueItem{Args: noop{N: i}})
-		}
+	job := func(i int) drover.EnqueueItem { return drover.EnqueueItem{Args: noop{N: i}} }
+	return storeChunks(n, goroutines, job, func(batch []drover.EnqueueItem) error {
 		_, err := q.client.EnqueueMany(ctx, batch)
 		return err
 	})

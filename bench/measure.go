@@ -43,9 +43,8 @@ func (d *database) inTx(ctx context.Context, do func(pgx.Tx) error) error {
 	return pgx.BeginFunc(ctx, d.pool, do)
 }
 
-// The function chunks divides n jobs into parts, and calls the function do for each part, in the given number of
-// goroutines.
-func chunks(n, goroutines int, do func(from, to int) error) error {
+// storeChunks makes n jobs, and calls the function store with some of them at a time, in the given number of goroutines.
+func storeChunks[T any](n, goroutines int, job func(i int) T, store func([]T) error) error {
 	var next atomic.Int64
 	var group sync.WaitGroup
 	errs := make([]error, goroutines)
@@ -53,11 +52,14 @@ func chunks(n, goroutines int, do func(from, to int) error) error {
 		group.Go(func() {
 			for errs[i] == nil {
 				to := int(next.Add(insertChunk))
-				from := to - insertChunk
-				if from >= n {
+				chunk := make([]T, 0, insertChunk)
+				for nth := to - insertChunk; nth < min(to, n); nth++ {
+					chunk = append(chunk, job(nth))
+				}
+				if len(chunk) == 0 {
 					return
 				}
-				errs[i] = do(from, min(to, n))
+				errs[i] = store(chunk)
 			}
 			next.Store(int64(n)) // after an error the others end
 		})

@@ -59,11 +59,8 @@ func (q *riverQueue) insert(ctx context.Context, n int) error {
 }
 
 func (q *riverQueue) enqueueMany(ctx context.Context, n, goroutines int) error {
-	return chunks(n, goroutines, func(from, to int) error {
-		batch := make([]river.InsertManyParams, 0, to-from)
-		for i := from; i < to; i++ {
-			batch = append(batch, river.InsertManyParams{Args: noop{N: i}})
-		}
+	job := func(i int) river.InsertManyParams { return river.InsertManyParams{Args: noop{N: i}} }
+	return storeChunks(n, goroutines, job, func(batch []river.InsertManyParams) error {
 		_, err := q.inserter.InsertManyFast(ctx, batch)
 		return err
 	})

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/drover-queue/drover"
+	"github.com/drover-queue/drover/internal/drive"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/plural"
 )
@@ -462,8 +463,6 @@ const watchStill = 5 * time.Second
 // it prints a line after each change.
 func (a *app) watchRedrive(ctx context.Context, s *session, id string) error {
 	id = jobID(id)
-	ticker := time.NewTicker(watchInterval)
-	defer ticker.Stop()
 	moving := a.moving
 	var lost time.Time
 	released, since := int64(-1), time.Now()
@@ -474,10 +473,7 @@ func (a *app) watchRedrive(ctx context.Context, s *session, id string) error {
 				lost = time.Now()
 				fmt.Fprintln(a.stderr, "\nthe connection is lost, trying again; the redrive goes on: "+strings.ReplaceAll(message(err), "\n", " "))
 			}
-			select {
-			case <-ctx.Done():
-			case <-ticker.C:
-			}
+			_ = drive.Pause(ctx, watchInterval) // the next read meets the end of ctx
 			continue
 		}
 		switch {
@@ -523,11 +519,7 @@ func (a *app) watchRedrive(ctx context.Context, s *session, id string) error {
 			}
 			return nil
 		}
-		select {
-		case <-ctx.Done():
-			return a.leave(ctx, id)
-		case <-ticker.C:
-		}
+		_ = drive.Pause(ctx, watchInterval)
 	}
 }
 
