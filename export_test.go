@@ -98,11 +98,13 @@ func Prune(ctx context.Context, c *Client, walk engine.PruneWalk, keep store.Kee
 	return engine.NewPruner(engine.NewShared(engine.Config{Log: c.log}, c.desk.pool)).Prune(ctx, walk, keep)
 }
 
-// LogSpareTo makes a client write lines to a handler that its own log handler does not write.
-func LogSpareTo(c *Client, spare slog.Handler) {
-	own := c.log.Handler().(contained)
+// LogSpareTo makes a client write lines to a handler that its own log handler does not write. It returns false if the
+// client's log does not contain panics.
+func LogSpareTo(c *Client, spare slog.Handler) bool {
+	own, is := c.log.Handler().(contained)
 	own.spare = spare
 	c.log = slog.New(own)
+	return is
 }
 
 // StorePause pauses a scope, and does not wait until supervisors have confirmed it.

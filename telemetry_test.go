@@ -458,7 +458,9 @@ func TestAPanickingLogHandler(t *testing.T) {
 		Logger: slog.New(brokenLog{}), Hooks: []drover.Hooks{heard.Hooks(), panicking},
 		Redact: func(s string) string { return strings.ReplaceAll(s, "pointer", "***") },
 	})
-	drover.LogSpareTo(db.client, slog.NewTextHandler(&spare, nil))
+	if !drover.LogSpareTo(db.client, slog.NewTextHandler(&spare, nil)) {
+		t.Fatal("a panic of the log handler would end the process")
+	}
 	_, stop := db.Start(t, drover.SupervisorConfig{Queues: []drover.Queue{{}}, Workers: []drover.Worker{
 		dynWorker("good", drover.WorkerOpts{}, func(context.Context, *drover.Job) error { return nil }),
 		dynWorker("bad", drover.WorkerOpts{MaxAttempts: 1, RetryIf: func(error) bool { panic("no") }}, func(context.Context, *drover.Job) error { return errBoom }),
