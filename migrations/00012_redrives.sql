@@ -44,15 +44,15 @@ create table drover_redrives (
 ) with (fillfactor = 50);
 comment on table drover_redrives is 'Paced redrives, each with its progress. drover_redrive_start begins a redrive, and supervisors carry it out.';
 comment on column drover_redrives.state is 'marking: supervisors look for its jobs. canary: only its first few jobs are released. running: the other jobs are released. done: the redrive has ended. aborted: dead jobs that were not released stay dead.';
-comment on column drover_redrives.rate is 'How many jobs become due in a second in one queue. Several redrives in one queue share the slots of that queue.';
-comment on column drover_redrives.per_key is 'How many released jobs of one key may be out at the same time in one queue, over all supervisors. A job that waits for a retry or snoozes does not count.';
+comment on column drover_redrives.rate is 'How many jobs become due in a second in one queue. Redrives of one queue take turns. Together they are never faster than the fastest of them alone.';
+comment on column drover_redrives.per_key is 'How many released jobs of one key may be due or running at the same time in one queue, over all supervisors. A job that waits for a retry or snoozes does not count.';
 comment on column drover_redrives.key_from is 'The path of a job''s key in its args, e.g. customer.id. Null: the key is the concurrency_key.';
 comment on column drover_redrives.canary is 'How many jobs are released first, as canaries. The other jobs wait until each canary has completed or failed.';
 comment on column drover_redrives.canary_failures is 'How many canaries may fail. If more fail, the redrive is aborted.';
 comment on column drover_redrives.started_by is 'The person or program that began it. The column why has the reason.';
 comment on column drover_redrives.changed_by is 'The person or program that last paused, resumed or aborted it; changed_why has the reason, and changed_at the time. The value drover means that its canaries failed.';
 comment on column drover_redrives.note is 'Why it was aborted; or "held up: ..." with the present error, while the redrive tries again.';
-comment on column drover_redrives.matched is 'How many jobs it has taken up; skipped jobs do not count. A job that somebody has taken away from the redrive since still counts.';
+comment on column drover_redrives.matched is 'How many jobs it has taken up; skipped jobs do not count. If somebody takes such a job away from the redrive later, the job still counts.';
 comment on column drover_redrives.released is 'How many jobs it has made due.';
 comment on column drover_redrives.unkeyed is 'How many of the jobs that it has taken up have no key. per_key does not limit these jobs.';
 comment on column drover_redrives.skipped is 'How many jobs it has left as they were.';
@@ -101,11 +101,11 @@ begin
 	end if;
 	return drover_unique_key_again(j, drover_merge_patch(j.args, args_patch), j.queue);
 exception when sqlstate 'DR002' then
-	return j.unique_key; -- the job does not store which fields are part of the key
+	return j.unique_key; -- the new key cannot be found out: see drover_unique_key_again
 end
 $$;
 -- +goose StatementEnd
-comment on function drover_key_patched(jobs, jsonb) is 'The unique key of a dead job after a patch of its args. If the key is a hash of some fields of the args, it stays as it is. Raises 22023 if the new args lack a field that is part of the key.';
+comment on function drover_key_patched(jobs, jsonb) is 'The unique key of a dead job after a patch of its args. If the new key cannot be found out, for example because the key is a hash of some fields of the args, the key stays as it is. Raises 22023 if the new args lack a field by which the job is unique.';
 
 create function drover_key_until(finalized_at timestamptz, unique_scope text, unique_until timestamptz) returns timestamptz language sql as $$
 	-- The parameters are columns of jobs. With the whole row as its parameter, each call would also
@@ -374,7 +374,7 @@ declare
 	why  text;
 begin
 	-- If somebody has locked the whole table, for example to create an index, this statement raises
-	-- 55P03. In the walk, each job would look as if the database refused it.
+	-- 55P03. If only the walk met this error, each job would look as if the database refused it.
 	lock table jobs in row exclusive mode;
 	begin
 		-- The walk is in random order. Otherwise a hundred bad rows next to each other would look as if
@@ -851,8 +851,9 @@ begin
 			null; -- drover_release meets this error again, and the redrive skips the job with the reason
 		end;
 	end loop;
-	-- drover_unique_owner returns an owner whose period is over only if another transaction has locked
-	-- the owner's row. Then the job waits.
+	-- If the owner's period is over, drover_unique_owner takes the key away from the owner and
+	-- returns null. But if another transaction has locked the owner's row, it returns the owner.
+	-- Then the job waits.
 	select coalesce(jsonb_agg(jsonb_build_object('id', t.id, 'why', format('job %s has its unique key', coalesce(t.owner, t.first))) order by t.id) filter (where not t.waits), '[]'),
 		coalesce(array_agg(t.id) filter (where t.waits), '{}')
 	into taken, waiting from (

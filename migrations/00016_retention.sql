@@ -421,7 +421,7 @@ create function drover_tidy_set_aside() returns void language sql as $$
 		select s.path, s.job from drover_set_aside s
 		where (select true from jobs j where j.id = s.job) is null
 			or s.path in ('settle', 'rescue') and (select j.state from jobs j where j.id = s.job) <> 'running'
-			or s.path = 'unpark' and (select j.state from jobs j where j.id = s.job) <> 'parked' -- a redrive has released the job
+			or s.path = 'unpark' and (select j.state from jobs j where j.id = s.job) <> 'parked' -- the job was released, or has ended
 			or s.path in ('prune', 'archive') and s.retry_at < now() - interval '2 days' -- the pruner no longer tries the job
 		order by s.path, s.job for update skip locked)
 $$;
@@ -466,8 +466,9 @@ begin
 	archived := 0;
 	refused := '[]';
 	if noted then
-		-- The function does not even read jobs that are set aside, because they may be damaged. A dead
-		-- letter stays while its follow-up is set aside, because the follow-up is made from its row.
+		-- The function does not even read jobs whose deletion is set aside, because their rows may
+		-- be damaged. A dead letter stays while its follow-up is set aside, because the follow-up
+		-- is made from its row.
 		ids := array(select i from unnest(ids) as i where not exists (select from drover_set_aside s where s.path = 'prune' and s.job = i and s.retry_at > now())
 			and not exists (select from drover_set_aside s where s.path = 'follow-up' and s.job = i));
 	end if;
@@ -526,7 +527,7 @@ end
 $$;
 -- +goose StatementEnd
 comment on function drover_retain_these(text[], interval, interval, timestamptz) is
-	'Deletes or archives the given jobs whose retention is over, as drover_retain does. With surplus, the retention does not matter: the function deletes or archives the given jobs that were completed or discarded before that time, because their queue keeps enough newer jobs. It archives discarded jobs and deletes the others. Jobs that the database refuses to delete or to move are set aside. refused: each of these jobs with its path and error; an error that no job has caused has no id.';
+	'Deletes or archives the given jobs whose retention is over, as drover_retain does. surplus: a time. With surplus, the retention does not matter: the function deletes the given jobs that were completed before that time, and archives those that were discarded before it, because their queue keeps enough newer jobs. Jobs that the database refuses to delete or to move are set aside. refused: each of these jobs with its path and error; an error that no job has caused has no id.';
 
 create function drover_retain_archived(ids text[], surplus timestamptz, out deleted bigint, out refused jsonb) language sql set lock_timeout = '1s' as $$
 	select w.done, w.refused

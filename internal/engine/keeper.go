@@ -36,7 +36,7 @@ type keeper struct {
 	Hunts     map[string]*store.Scan // the searches for the jobs of lost supervisors, by supervisor id
 	orphans   *store.Scan            // the search for jobs whose owner has no row
 	AllBy     time.Time              // when the next scan for orphans also reads jobs that are not due
-	Sweeps    int64                  // the last turn of full sweeps (sweep.go) at which the keeper has looked
+	Sweeps    int64                  // the last turn of full sweeps (sweep.go) with which the keeper is done: it began a sweep, or the turn was not ours
 	SweepAt   time.Time              // no full sweep before this time
 	behind    sweepOrder
 	FloorsBy  time.Time   // while the claimer has no floors, no full sweep before this time
@@ -161,7 +161,8 @@ func (k *keeper) Interrupted() bool {
 	return now
 }
 
-// wait acts on notifications until the given time, or until Interrupt, Ring or the end of ctx.
+// wait acts on notifications until the given time, or until Interrupt, Ring or the end of ctx. It also returns if the
+// limits have changed, if too many notifications are for other supervisors, or if the connection fails.
 func (k *keeper) wait(ctx context.Context, until time.Time) {
 	ctx, cancel := context.WithTimeout(ctx, until.Sub(k.Now()))
 	defer cancel()
@@ -276,7 +277,7 @@ func (k *keeper) Beat(ctx context.Context) error {
 		k.Expire(ctx)
 		return err
 	}
-	k.Expire(ctx) // the beat succeeded. But if the deadline has passed, a Client.Pause has not waited for our runs, so the lease must end
+	k.Expire(ctx) // the beat succeeded. But if the deadline passed before, a Client.Pause may have returned without waiting for our runs, so the lease must end
 	// The steps after the sign of life may read much, and must leave time for the next beat.
 	ctx, cancelRest := context.WithTimeout(ctx, k.Cfg.Lease/3)
 	defer cancelRest()

@@ -25,14 +25,15 @@ const MostPastLeases = 16
 
 // NoteLost notes that the lease of an id is lost. If there are too many lost leases, it forgets the oldest one.
 func (k *keeper) NoteLost(id string) {
-	if !slices.ContainsFunc(k.Was, func(l PastLease) bool { return l.ID == id }) { // a second try to register notes the id again
+	if !slices.ContainsFunc(k.Was, func(l PastLease) bool { return l.ID == id }) { // if registering fails, the next try notes the same id again
 		k.Was = append(k.Was, PastLease{ID: id, Late: map[string]int{}})
 	}
 	k.Was = k.Was[max(len(k.Was)-MostPastLeases, 0):]
 }
 
 // UndoCrashes takes back the crashes that other supervisors counted against our jobs when they declared us lost. The
-// parameter bound limits a statement over many jobs, and the parameter longer limits a statement over one job.
+// parameter bound limits a statement over many jobs, and the parameter longer limits a statement over one job, and the
+// read of the list of jobs.
 func (k *keeper) UndoCrashes(ctx context.Context, conn store.Session, bound, longer time.Duration) error {
 	var left []PastLease
 	var errs []error
@@ -96,8 +97,9 @@ func (k *keeper) undoCrashesOf(ctx context.Context, conn store.Session, l *PastL
 }
 
 // Rescue frees the jobs of a lost supervisor. First it finds all of them, page by page, over as many beats as it takes,
-// because the number of jobs that ran together decides which jobs become suspects. Then it frees them. It removes the
-// supervisor's row once a later scan through all of the index has found no job.
+// because the number and the crash counts of the jobs that ran together decide how the death is judged (blame.Death).
+// Then it frees them. It removes the supervisor's row once a later scan has found no job, even among jobs that are not
+// due.
 func (k *keeper) Rescue(ctx context.Context, conn store.Session, x store.Peer) error {
 	queues := union(x.Queues, k.QueueNames())
 	h := k.Hunts[x.ID]
@@ -143,9 +145,10 @@ func (k *keeper) Rescue(ctx context.Context, conn store.Session, x store.Peer) e
 	return nil
 }
 
-// Orphaned frees the jobs of owners that have no row in drover_supervisors. For a job that was set aside when its owner
-// died, it uses the same evidence as for the owner's other jobs at that time. If drover does not know how an owner
-// ended, Orphaned judges the job as if other processes had died at the same time (blame.Death.Mass).
+// Orphaned frees the jobs of owners that have no row in drover_supervisors. If the rescue of an owner has set one of
+// its jobs aside, Orphaned judges this job by the evidence about the death that the rescue has recorded. If drover does
+// not know how an owner ended, Orphaned judges the owner's jobs as if other processes had died at the same time
+// (blame.Death.Mass).
 func (k *keeper) Orphaned(ctx context.Context, conn store.Session, h *store.Scan) error {
 	h.Bound, h.Late = k.Cfg.Lease/12, PatientBeats
 	for {
@@ -273,9 +276,10 @@ func (k *keeper) takeSlots(ctx context.Context, conn store.Session, jobs []*resc
 	return k.budgets.Reserve(ctx, conn, ends)
 }
 
-// PatientBeats is the number of beats in which a job's write may time out before the job is set aside: the server may
-// be busy, or another rescuer may have locked the row. After that, full sweeps try the job again, as a job without an
-// owner (Orphaned).
+// PatientBeats limits in how many beats writes of one rescue may time out, whatever the jobs are: the server may be
+// busy, or another rescuer may have locked the owner's row in drover_ended_supervisors. In the last of these beats,
+// each job whose write times out is set aside. Full sweeps try it again, as a job without an owner (Orphaned).
+// UndoCrashes counts the beats of each job by itself.
 const PatientBeats = 3
 
 // settleFreed records the outcomes of a dead supervisor's jobs. The parameter late counts the beats in which a write

@@ -44,7 +44,7 @@ type settler struct {
 	Link    store.Line
 	Locked  []*Run    // runs to be settled again after a pause, for example because the row was locked
 	Worked  time.Time // when the settler last recorded or gave up a run
-	passed  []string  // jobs whose outcomes are recorded now, so they leave the list of set-aside jobs
+	passed  []string  // refused jobs with which we are done now, so they leave the list of set-aside jobs
 	Trouble Trouble
 	blind   error   // why the look at unsettled rows failed in the last round trip
 	noting  Trouble // failures to record starts, which must not hold up the settles
@@ -391,9 +391,10 @@ func (s *settler) settlePart(base context.Context, part []*Run) error {
 // handler returned.
 const SettleTries = 5
 
-// Refused puts aside an outcome that the database refuses, and tries it again later. A stop tries this outcome only once
-// more; another supervisor then rescues the job. After SettleTries refusals, drover_refuse discards the job, unless the
-// last refusal is a time-out, or no other outcome was recorded since the first refusal.
+// Refused puts aside an outcome that the database refuses, and tries it again later. When the supervisor stops, it
+// tries the outcome once more (tryRefused). If that fails, another supervisor rescues the job. After SettleTries
+// refusals, drover_refuse discards the job, unless the last refusal is a time-out, or no other outcome was recorded
+// since the first refusal.
 func (s *settler) Refused(base context.Context, r *Run, why error) (err error) {
 	s.RefusedRuns.Add(r) // first: the audit reads Unsettled and then RefusedRuns, and has to find the run in one of them
 	s.Unsettled.Remove(r)
@@ -413,9 +414,9 @@ func (s *settler) Refused(base context.Context, r *Run, why error) (err error) {
 	return nil
 }
 
-// look finds out why the settles of some runs matched no row. Perhaps an earlier try has settled the run, and its reply
-// was lost, or the handler's transaction has settled it. Or an operator has ended the job, another session has locked
-// its row, or the job is not ours any more.
+// look finds out what became of runs whose settles may have matched no row: a completion returns only how many of its
+// runs matched. Perhaps an earlier try has settled the run, and its reply was lost, or the handler's transaction has
+// settled it. Or an operator has ended the job, another session has locked its row, or the job is not ours any more.
 func (s *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
 	ids := make([]string, len(unsure))
 	for i, r := range unsure {
@@ -450,7 +451,7 @@ func (s *settler) look(ctx context.Context, conn store.Session, unsure []*Run) {
 		case foundNotCommitted:
 			unsent(r)
 			r.txSeenOpen = r.txOutcome.Swap(nil)
-			if r.End.completes() { // the handler returned nil, but its commit failed. If the handler returned an error, its outcome stays
+			if r.End.completes() { // the handler returned nil, but its transaction has not committed. If the handler returned an error, its outcome stays
 				r.End, r.simpler, r.held = s.Handler.CutShort(r, r.notCommitted()), false, 0
 			}
 			s.requeue([]*Run{r})
@@ -488,8 +489,8 @@ func (s *settler) tryLater(r *Run, pause time.Duration) {
 	s.Locked = append(s.Locked, r)
 }
 
-// forget takes a run off the lists of unsettled runs, because its outcome is recorded, or because its job belongs to
-// another supervisor now.
+// forget takes a run off the lists of unsettled runs, because its job is settled, or discarded by drover_refuse, or not
+// ours any more.
 func (s *settler) forget(r *Run) {
 	s.Worked = s.Now()
 	s.Unsettled.Remove(r)

@@ -30,7 +30,7 @@ type sleep struct {
 // pace has the intervals of a claimer's looks.
 type pace struct {
 	Poll, Rest time.Duration
-	deaf       bool // notifications are disabled: the claimer never sleeps, and its pause doubles up to the poll interval
+	deaf       bool // notifications are disabled: the claimer never sleeps, and its pause doubles up to Poll, or to Rest after RestAfter without a job
 }
 
 // look is what a claim has found out, for the decision when to look again.
@@ -42,10 +42,10 @@ type look struct {
 	seen   floors.Seen
 }
 
-// setNext decides when to look again. While looks of an awake claimer find jobs, it looks again immediately. Then a
-// lookout looks after 1, 2, 4, 8, 8, … ms, until it falls asleep. From then on the pause doubles up to the poll
-// interval, so a pause is hardly longer than the time since a look last found a job. An awake claimer that is not the
-// lookout falls asleep at the first look that finds nothing, and looks again after a poll interval.
+// setNext decides when to look again. While looks of an awake claimer find jobs, it looks again immediately. Once a
+// look finds nothing, a lookout looks after 1, 2, 4, 8, 8, … ms, until it falls asleep. From then on the pause doubles
+// up to the poll interval, so a pause is hardly longer than the time since a look last found a job. An awake claimer
+// that is not the lookout falls asleep at the first look that finds nothing, and looks again after a poll interval.
 //
 // A sleeper that finds as many jobs as it has room for, or more than a trickle, looks again immediately. If a poll
 // finds only a few jobs, the sleeper halves its pause. Perhaps it only took a job before a notified supervisor did.
@@ -92,8 +92,8 @@ func (s *sleep) setNext(l look, p pace, now time.Time) {
 }
 
 // When a notification reports to a sleeper that another supervisor had no room, the sleeper looks again after
-// missedPoll. By then each transaction that counted on that supervisor has got its transaction id. So the look shows
-// whether such a transaction is still open.
+// missedPoll. By then each transaction that left its job to that supervisor, and so notified no other, has got its
+// transaction id. So the look shows whether such a transaction is still open.
 const missedPoll = 200 * time.Millisecond
 
 // listenAgain makes a sleeper look soon. The sleeper goes on looking often as long as a transaction is open that may
@@ -111,8 +111,8 @@ func (s *sleep) tired(now time.Time) bool {
 }
 
 // trickle bounds how many jobs a sleeper may find in a second (rate), and how many together (burst). If it finds more,
-// it wakes up, because each job costs a notification. The keeper bounds the notifications for other supervisors in the
-// same way (oncall.go).
+// it wakes up, because each enqueue sends a notification while the queue has no lookout. The keeper bounds the
+// notifications for other supervisors in the same way (oncall.go).
 type trickle struct {
 	rate, burst float64
 	left        float64
@@ -126,8 +126,8 @@ func (t *trickle) add(n int, now time.Time) {
 
 func (t *trickle) over() bool { return t.left < 0 }
 
-// lookout decides in which queues the claimer is the lookout. A lookout holds a lock on the claimer's connection. Like
-// the type sleep, this type only computes.
+// lookout decides in which queues the claimer is the lookout. For each of these queues, the claimer's connection holds
+// an advisory lock. Like the type sleep, this type only computes.
 type lookout struct {
 	posts   map[string]int64 // for each queue in which the claimer is the lookout, the key of its lock
 	unknown bool             // the connection may hold locks that posts does not have
@@ -139,11 +139,11 @@ type lookout struct {
 // tryEvery is the pause between two attempts to become a lookout, or to go on call: each attempt costs a statement.
 const tryEvery = 100 * time.Millisecond
 
-// change decides in which queues the claimer is the lookout from this claim on, and returns the locks to take and to
-// leave; nil: no change. An awake claimer tries to be the lookout of each queue with room. It remains the lookout of a
-// full queue for as long as the function patience allows. An enqueue that saw a lookout has notified no supervisor. So
-// when the claimer stops being the lookout, the claim in the same round trip finds the jobs of all such enqueues that
-// have committed.
+// change decides in which queues the claimer is the lookout from this claim on, and returns the locks to take and the
+// locks to release; nil: no change. An awake claimer tries to be the lookout of each queue with room. It remains the
+// lookout of a full queue for as long as the function patience allows. An enqueue that saw a lookout has notified no
+// supervisor. So when the claimer stops being the lookout, the claim in the same round trip finds the jobs of all such
+// enqueues that have committed.
 func (o *lookout) change(awake bool, req *store.ClaimRequest, patience func(queue string) time.Duration, crews map[string]store.Crew, now time.Time) *store.Lookout {
 	note := &store.Lookout{LeaveAll: o.unknown}
 	stay := map[string]bool{}
@@ -275,8 +275,8 @@ func (c *claimer) LeavePosts(base context.Context) {
 	}
 }
 
-// Overstays reports whether the claimer must stop being a lookout, because it cannot look for jobs: no queue has had
-// room for as long as the method patience allows, or the last claim failed.
+// Overstays reports whether the claimer must stop being a lookout, because it cannot look for jobs. Either no queue has
+// room, or a strong suspect is to run alone, for as long as the method patience allows; or the last claim failed.
 func (c *claimer) Overstays(now time.Time) bool {
 	if c.out.unknown {
 		return true
@@ -353,13 +353,13 @@ func (c *claimer) setPace(p *Plan, now time.Time) {
 	}
 }
 
-// samePair is how long the same two supervisors look at the due times that all supervisors have read. It is longer than
-// the default poll interval, so each of the two usually learns the next due time from a poll of its own.
+// samePair is how long the same two supervisors look for jobs when they become due (looksAt). It is longer than the
+// default poll interval, so each of the two usually learns the next due time from a poll of its own.
 const samePair = 10 * time.Second
 
 // looksAt reports whether this supervisor looks for jobs at a due time that all supervisors have read. Only two of them
-// look at each due time. Hashes of the ids and of the present period (samePair) decide which two, so all supervisors
-// come to the same result.
+// look at each of these times. Hashes of the ids and of the period (samePair) in which the due time lies decide which
+// two, so all supervisors come to the same result.
 func (c *claimer) looksAt(due time.Time) bool {
 	period := strconv.FormatInt(due.UnixNano()/int64(samePair), 10)
 	hash := func(id string) uint64 {

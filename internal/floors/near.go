@@ -5,16 +5,17 @@ import (
 	"time"
 )
 
-// Near plans the near sweeps: claims that begin to read before the floors. They find jobs that were committed late and
-// lie behind the floors. Three near sweeps look back at most 200 ms, 2 s and 20 s from the floor. All supervisors
+// Near plans the near sweeps: claims that begin to read behind the floors, at earlier due times. There they find jobs
+// that were committed late. Three near sweeps look back at most 200 ms, 2 s and 20 s from the floor. All supervisors
 // together spend at most a tenth of the time on each. Most sweeps look back less far: the previous sweep has seen
 // everything up to some place, and they begin there.
 //
 // Where is that place? A job's due time is the time of the statement that wrote it, and a statement that writes gets a
 // transaction id. A row that a sweep missed was written by a transaction that was open when the sweep looked, or that
-// started later. Take the oldest transaction id that was open when the sweep looked. Each of our claims with a lower id
-// is older than the missed row. So the next sweep begins at the newest of these claims. It does not read older rows
-// again: they may be dead rows that an old snapshot pins.
+// started later. Let X be the lowest id of the transactions that were open when the sweep looked. So the transaction
+// that wrote the missed row has the id X or a higher one. It got its id after each of our claims with an id below X had
+// begun, and at most 200 ms (writing) after the time in the row. So the next sweep begins 200 ms before the newest of
+// these claims. It does not read older rows again: they may be dead rows that an old snapshot pins.
 //
 // Some rows have an older time: somebody moved them by hand, a long statement wrote them late, or they were locked
 // while a sweep looked. For these rows there is a fourth sweep. It always covers all of the 20 s, for at most a

@@ -10,8 +10,8 @@ import (
 	"github.com/drover-queue/drover/internal/plural"
 )
 
-// The thresholds of findings. heldManyWarning and heldManyCritical are numbers of transactions, for holders whose time is
-// not known.
+// The thresholds of findings. heldManyWarning and heldManyCritical are numbers of transactions, for a Holder whose
+// Since is nil.
 const (
 	heldWarning, heldCritical               = time.Minute, 15 * time.Minute
 	heldManyWarning, heldManyCritical       = 100_000, 10_000_000

@@ -80,7 +80,7 @@ type Scan struct {
 	Started map[string]bool
 	Death   blame.Death
 	Part    int
-	Late    int // the number of beats in which the write of a job has timed out
+	Late    int // the number of beats in which the write of at least one job has timed out
 }
 
 // ScanLane is a lane, and the place in the lane at which the search goes on. The due time fromAt may be infinite.

@@ -59,7 +59,7 @@ type Completion struct {
 	Delete bool
 	IDs    []string
 	Which  []int32     // for each job, the index of the time of its claim in At, from 1
-	At     []time.Time // the times of the claims, each time once, because pgx allocates memory for a time
+	At     []time.Time // the times of the claims without duplicates, because pgx allocates memory for each element
 	N      int64       // how many jobs the statement completed
 }
 
@@ -123,8 +123,8 @@ const settleHeld = `
 // the index that the query reads is nearly always empty. The column head is the beginning of a new errors entry.
 //
 // The CTE "tallied" adds a row to drover_failure_tallies for each fingerprint, with the entry of the last job. The
-// statement does not count in drover_failure_groups itself. Otherwise settles with the same failure would wait for each
-// other. They would also wait for each handler that has settled this failure in its own open transaction.
+// statement does not change the counts in drover_failure_groups itself. Otherwise settles with the same failure would
+// wait for each other. They would also wait for each handler that has settled this failure in its own open transaction.
 const settleRules = `
 	) j
 ), ruled as materialized (
@@ -319,8 +319,9 @@ func rare[T comparable](changes []Change, of func(*Change) T) []T {
 	return values
 }
 
-// SQLLook reads the present states of jobs. The settler uses it after a settle that matched fewer rows than it sent, or
-// whose reply was lost.
+// SQLLook reads the present states of jobs. The settler uses it after a settle that matched fewer rows than it has
+// runs, for example because an earlier try was committed and its reply was lost. The settler also uses it for runs that
+// the handler's transaction should have settled.
 const SQLLook = `select id, state, claim_seq, attempted_at, coalesce(claimed_by, ''), coalesce(discard_reason, '') from jobs where id = any($1)`
 
 // SeenJob is a job as Look found it.
