@@ -851,9 +851,8 @@ begin
 			null; -- drover_release meets this error again, and the redrive skips the job with the reason
 		end;
 	end loop;
-	-- If the owner's period is over, drover_unique_owner takes the key away from the owner and
-	-- returns null. But if another transaction has locked the owner's row, it returns the owner.
-	-- Then the job waits.
+	-- If the owner's period is over, drover_unique_owner takes the key away from the owner and returns null. But if
+	-- another transaction has locked the owner's row, it returns the owner. Then the job waits.
 	select coalesce(jsonb_agg(jsonb_build_object('id', t.id, 'why', format('job %s has its unique key', coalesce(t.owner, t.first))) order by t.id) filter (where not t.waits), '[]'),
 		coalesce(array_agg(t.id) filter (where t.waits), '{}')
 	into taken, waiting from (

@@ -466,9 +466,8 @@ begin
 	archived := 0;
 	refused := '[]';
 	if noted then
-		-- The function does not even read jobs whose deletion is set aside, because their rows may
-		-- be damaged. A dead letter stays while its follow-up is set aside, because the follow-up
-		-- is made from its row.
+		-- The function does not even read jobs whose deletion is set aside, because their rows may be damaged. A dead
+		-- letter stays while its follow-up is set aside, because the follow-up is made from its row.
 		ids := array(select i from unnest(ids) as i where not exists (select from drover_set_aside s where s.path = 'prune' and s.job = i and s.retry_at > now())
 			and not exists (select from drover_set_aside s where s.path = 'follow-up' and s.job = i));
 	end if;
