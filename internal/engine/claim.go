@@ -107,11 +107,7 @@ func (c *claimer) run(ctx, base context.Context) {
 			rest = c.rest(now)
 		}
 		timer.Reset(rest)
-		select {
-		case <-timer.C:
-		case <-c.Signal:
-		case <-ctx.Done():
-		}
+		await(ctx, timer.C, c.Signal)
 	}
 	c.runner.closeQueues()
 	if len(c.out.posts) > 0 || c.out.unknown {
@@ -119,10 +115,8 @@ func (c *claimer) run(ctx, base context.Context) {
 	}
 	for c.Doubt != nil && base.Err() == nil { // the jobs of a claim whose reply was lost are released, too
 		timer.Reset(max(c.Trouble.Until.Sub(c.Now()), 0))
-		select {
-		case <-timer.C:
+		if await(base, timer.C, nil) {
 			c.FindOut(base)
-		case <-base.Done():
 		}
 	}
 }

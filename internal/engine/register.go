@@ -30,12 +30,8 @@ func (k *keeper) Start(ctx, base context.Context) error {
 		k.Link.Close(base)
 		if ctx.Err() == nil && pg.Temporary(err) {
 			starting.Failed(ctx, k.Shared, "starting", err)
-			timer := time.NewTimer(starting.Until.Sub(k.Now()))
-			select {
-			case <-timer.C:
+			if await(ctx, time.After(starting.Until.Sub(k.Now())), nil) {
 				continue
-			case <-ctx.Done():
-				timer.Stop()
 			}
 		}
 		k.EndStrays(base)
