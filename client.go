@@ -39,8 +39,8 @@ type Config struct {
 	// are. If Redact panics, a fixed text replaces the whole text.
 	Redact func(string) string
 
-	// DisableNotify sets EnqueueOpts.DisableNotify for every enqueue of this client, and for SettleTx and CompleteTx of
-	// its supervisors' handlers.
+	// DisableNotify sets EnqueueOpts.DisableNotify for every enqueue of this client. SettleTx and CompleteTx in the
+	// handlers of its supervisors send no NOTIFY either.
 	DisableNotify bool
 
 	// Schema is the schema with drover's tables, up to 63 bytes, spelled as in the catalog: without quotes, and with
@@ -111,14 +111,14 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 //
 // Errors: ErrServerTooOld, ErrNotMigrated, ErrPooler, and an *InvalidError for a pool whose hooks change a setting that
 // drover needs, or whose search_path finds another table before one of drover's tables. If the server accepts no writes
-// and also has another of these faults, Check returns the other fault. So after ErrReadOnly, methods that only read
-// work.
+// and also has another of these faults, Check returns the other fault. So after ErrReadOnly, you can use
+// all methods that only read.
 func (c *Client) Check(ctx context.Context) error { return c.desk.pool.Check(ctx) }
 
 // desk is a client's access to the database. It is safe for concurrent use.
 //
-// The SQL of enqueues is in enqueue_sql.go and unique.go. The SQL of operators is in operate*.go, budgets.go and
-// snapshot.go, next to the public types that it fills. The SQL of supervisors is in internal/store.
+// The SQL of enqueues is in enqueue_sql.go and unique.go. The SQL of operators is in operate*.go, audit.go,
+// budgets.go and snapshot.go, next to the public types that it fills. The SQL of supervisors is in internal/store.
 //
 // The SQL names tables and functions without a schema. Either search_path picks the schema, or pg.Names writes the
 // schema in front of each name. Every transaction that the library begins is read committed, because the application's
@@ -126,7 +126,7 @@ func (c *Client) Check(ctx context.Context) error { return c.desk.pool.Check(ctx
 type desk struct {
 	pool          *pg.Pool
 	functionsOnly atomic.Bool // this role may call drover_enqueue, but not write to jobs: see enqueue
-	wakesBlindly  atomic.Bool // this role may not read drover_crews, so each enqueue calls drover_wake
+	wakesBlindly  atomic.Bool // this role may not read drover_crews, which shows who is asleep, so each enqueue calls drover_wake, which may
 }
 
 func newDesk(pool *pgxpool.Pool, schema string) *desk {

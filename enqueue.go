@@ -94,8 +94,8 @@ type Receipt struct {
 	Debounced bool   // the existing job got the new due time: see Debounce
 }
 
-// Enqueue stores one job in a transaction of its own, in one round trip. If all supervisors are asleep, it notifies
-// two of them.
+// Enqueue stores one job in a transaction of its own, usually in one round trip. If all supervisors are asleep, it
+// notifies two of them.
 //
 // After an error that leaves the outcome open, such as a lost connection, repeat the call with the same EnqueueOpts.ID.
 // This is safe only while the job's row is kept. With DeleteOnCompletion, the job may have run and been deleted by
@@ -223,7 +223,7 @@ type newJob struct {
 
 	quiet       bool // the enqueue sends no NOTIFY
 	plain       bool // the job has only a kind, args, a queue, a priority and metadata, and drover has made its id
-	plainUnique bool // the job is plain except that it is unique, has args of at most 512 bytes, and has no OnConflict
+	plainUnique bool // the job is unique and otherwise plain; its args have at most 512 bytes, and Unique sets no OnConflict
 }
 
 func (j *newJob) dueNow() bool { return j.ScheduledAt == nil && j.Delay == "" }

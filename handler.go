@@ -66,7 +66,7 @@ func (h *handler) NewRun(j *store.Job, policy any, late time.Duration) *engine.R
 	if t.strategy == nil {
 		t.strategy = q.retry
 	}
-	if w.opts.RetryFor > 0 { // a job without More was due at its enqueue, so late is its age
+	if w.opts.RetryFor > 0 { // without More (the columns that few jobs set), the job has no delay, retry or redrive behind it: it was due at its enqueue, so late is its age
 		t.TimeBound, t.TimeLeft = true, w.opts.RetryFor-max(late, 0)
 	}
 	if j.More != nil {
@@ -153,7 +153,7 @@ func (h *handler) CutShort(r *engine.Run, why error) (o engine.Outcome) {
 func (t *task) endedBy(why error, exit *panicError) engine.Outcome {
 	var undecided *engine.UndecidedError
 	switch {
-	case errors.Is(why, ErrNotCommitted): // checked first: why wraps an error of the caller's transaction, and that error may match any other case
+	case errors.Is(why, ErrNotCommitted): // checked first: the error in why comes from the caller's transaction, and may match any other case, too
 	case errors.Is(why, engine.ErrExit):
 		return t.decide(exit)
 	case errors.Is(why, engine.ErrTimeout):

@@ -34,9 +34,9 @@ type PeriodicJob struct {
 	LastAt      *time.Time      `json:"last_at,omitempty"`      // the last tick, even if it made no job
 	LastJobID   string          `json:"last_job_id,omitempty"`  // the last job that the schedule made
 	LastState   State           `json:"last_state,omitempty"`   // the state of that job; "" if its row is gone
-	PausedUntil *time.Time      `json:"paused_until,omitempty"` // when the pause ends; nil with State PeriodicPaused: when somebody resumes the schedule
+	PausedUntil *time.Time      `json:"paused_until,omitempty"` // when the pause ends; if it is nil and State is PeriodicPaused, the pause ends when somebody resumes the schedule
 	Jobs        int64           `json:"jobs"`                   // how many jobs the schedule has made
-	Skipped     int64           `json:"skipped"`                // ticks that were missed, or left out because the last job had not ended
+	Skipped     int64           `json:"skipped"`                // ticks that were missed, or left out because the last job had not ended or another job had the unique key
 	SkippedAt   *time.Time      `json:"skipped_at,omitempty"`
 	SkippedWhy  string          `json:"skipped_why,omitempty"`
 	Problem     string          `json:"problem,omitempty"` // why the database refused the job of a tick; the newest such error
@@ -106,8 +106,8 @@ func (c *Client) ResumePeriodic(ctx context.Context, name string, audit Audit) e
 
 // RunPeriodic enqueues one job of a schedule now, in addition to its ticks, and returns the job's id. It also works
 // while the schedule is paused. The job's metadata keep the Audit. Errors: ErrNotFound; ErrState if the last job has
-// not ended and Overlap is OverlapSkip, or if an earlier call with the same opts.ID has made the job; ErrIDConflict if
-// another job has opts.ID; *InvalidError.
+// not ended and Overlap is OverlapSkip, if another job has the unique key, or if an earlier call with the same opts.ID
+// has made the job; ErrIDConflict if another job has opts.ID; *InvalidError.
 func (c *Client) RunPeriodic(ctx context.Context, name string, opts *RunOpts, audit Audit) (jobID string, err error) {
 	var bad problems
 	id := opts.id(&bad)

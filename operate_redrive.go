@@ -136,7 +136,7 @@ type Redrive struct {
 
 	CanaryFailures int `json:"canary_failures,omitempty"`
 
-	Matched    int64         `json:"matched"`           // jobs that it has taken up; skipped jobs do not count. At the end more than Released if somebody has taken jobs away from it
+	Matched    int64         `json:"matched"`           // jobs that it has taken up; skipped jobs do not count. Once the redrive has ended, Matched is larger than Released if somebody has taken jobs away from the redrive
 	Released   int64         `json:"released"`          // jobs that it made due
 	Skipped    int64         `json:"skipped"`           // jobs that it left as they were
 	Unkeyed    int64         `json:"unkeyed,omitempty"` // jobs of Matched without a key; PerKey does not cap them
@@ -162,10 +162,10 @@ type Redrive struct {
 // supervisors delete completed jobs some time after their end. A job that a later redrive took up counts for that
 // redrive only. At most 10,000 jobs are counted.
 type RedriveJobs struct {
-	Held      int64 `json:"held"`           // jobs that the redrive has not made due yet
-	Waiting   int64 `json:"waiting"`        // jobs that are due, or that their handlers have snoozed
+	Held      int64 `json:"held"`           // jobs that the redrive has not made due yet; with PerKey also jobs that failed or snoozed, and wait for a place of their key
+	Waiting   int64 `json:"waiting"`        // jobs that are due, snoozed or parked again by a failure policy, and not Held
 	Running   int64 `json:"running"`        // jobs that run now
-	Retrying  int64 `json:"retrying"`       // jobs that failed again, and wait for a retry
+	Retrying  int64 `json:"retrying"`       // jobs that failed again, wait for a retry, and are not Held
 	Completed int64 `json:"completed"`      // jobs that completed, and are not deleted yet
 	Discarded int64 `json:"discarded"`      // discarded again
 	Cancelled int64 `json:"cancelled"`      // cancelled since
@@ -173,10 +173,10 @@ type RedriveJobs struct {
 	More      bool  `json:"more,omitempty"` // the redrive has more jobs than were counted
 }
 
-// RedriveStep is how many jobs of a redrive became due in some seconds, and how many ended. The steps have the same
-// length and follow each other, at most 61 of them. The first step begins when the first job became due. The last step
-// contains the later of two moments: when the last job became due, and when 95 % of the ends known so far had happened.
-// Jobs that RedriveJobs does not count are missing. A job that was parked counts as due when its last run became due.
+// RedriveStep is how many jobs of a redrive became due, and how many ended, in one stretch of time. There are at most 61
+// steps of the same length. The first begins when the first job became due. The last contains the later of two moments:
+// when the last job became due, and when 95 % of the ends known so far had happened. Jobs that RedriveJobs does not
+// count are missing. A job that was parked counts as due when its last run became due.
 type RedriveStep struct {
 	At        time.Time `json:"at"`        // when the step begins
 	Seconds   float64   `json:"seconds"`   // how long the step is, at least 1
@@ -192,13 +192,13 @@ type SkippedJob struct {
 }
 
 // StartRedrive brings dead jobs back at a pace. They keep their ids and errors, and their attempts begin anew. The
-// redrive is a row in the table drover_redrives, and the supervisors of all processes work on it. They make jobs due at
-// the plan's rate, at most a second ahead. If a job that became due has waited for a claim for more than half a second,
-// no more jobs of its kind become due in its queue until a supervisor claims it. The row keeps who began the redrive
-// and why. See Client.Redrive, PauseRedrive, AbortRedrive.
+// redrive is a row in the table drover_redrives, and the supervisors of all processes work on it. They give jobs their
+// due times at the plan's rate, for at most the next second. If a job that became due has waited for a claim for more
+// than half a second, no more jobs of its kind become due in its queue until a supervisor claims it. The row keeps who
+// began the redrive and why. See Client.Redrive, PauseRedrive, AbortRedrive.
 //
-// StartRedrive returns once the redrive has found its jobs, long before they have all run. Jobs that end after the
-// redrive began are not among them.
+// StartRedrive returns once the redrive has found its jobs or somebody has paused it, long before all jobs have run.
+// Jobs that end after the redrive began are not among them.
 //
 // Redrive.Skips lists the jobs that are skipped: expired jobs, jobs that another redrive holds, ids that do not exist.
 // A job is skipped too if the database refuses to read or to change its row, for example because of a constraint or
@@ -399,9 +399,9 @@ func (s *desk) getRedrive(ctx context.Context, id string) (*Redrive, error) {
 	return oneRow(pg.ReadAll(ctx, s.pool, scanRedrive, sqlGetRedrive, id))
 }
 
-// sqlRedriveJobs reads at most $2 jobs of redrive $1 by jobs_redrive_idx. A job that the redrive has not made due yet
-// has the redrive's mark: see drover_redrive_judge. If a job has no mark, and was neither made due nor run since the
-// redrive began, the redrive has skipped the job or was aborted before the job's turn.
+// sqlRedriveJobs reads at most $2 jobs of redrive $1 by jobs_redrive_idx. The redrive holds a parked job while
+// paced_at is finite, and a dead job while paced_at is its finalized_at. If a job is not held, and was neither made due
+// nor run since the redrive began, the redrive has skipped it or was aborted before its turn.
 const sqlRedriveJobs = `
 select count(*) filter (where held), count(*) filter (where not held and state in ('available', 'scheduled', 'parked')), count(*) filter (where state = 'running'),
 	count(*) filter (where state = 'retryable'), count(*) filter (where state = 'completed'), count(*) filter (where not held and state = 'discarded'),

@@ -45,7 +45,7 @@ var errUnknownStrategy = errors.New("drover: no custom retry strategy of this na
 // errPreview is the Err of the failures that Schedule and TotalDelay make up.
 var errPreview = errors.New("drover: preview")
 
-// maxBackoff bounds a wait before jitter. Jitter at most doubles it, and a time.Duration still holds that.
+// maxBackoff bounds a wait before jitter. With jitter, a wait is at most twice maxBackoff: a time.Duration holds it.
 const maxBackoff = 100 * 365 * 24 * time.Hour
 
 // FailedRun is a failed run, as a Custom strategy sees it.
@@ -245,9 +245,9 @@ func (s Constant) stored() storedStrategy {
 	return storedStrategy{Type: "constant", Delay: durationText(s.Delay), Max: boundText(s.Max), Jitter: s.Jitter.canonical()}
 }
 
-// Custom asks a function of your application for each wait. If the function panics, or if a worker's Custom has no
-// function, drover logs that and uses Exponential{} instead, with the Max and Jitter of the Custom. If a single job
-// names a Custom that its worker's process has not registered, drover logs that and uses the worker's strategy.
+// Custom asks a function of your application for each wait. If the function panics, drover logs that and uses
+// Exponential{} instead, with the Max and Jitter of the Custom. If a single job names a Custom that its worker's
+// process has not registered, drover logs that and uses the worker's strategy.
 type Custom struct {
 	// Name is how a single job refers to the strategy: up to 128 bytes of visible UTF-8. It may be empty if no job
 	// refers to it.
@@ -322,8 +322,8 @@ func capThenJitter(d, limit time.Duration, j Jitter, f FailedRun) time.Duration 
 	return j.apply(d, f.jobID(), f.Attempt)
 }
 
-// storedStrategy is the public form of a strategy. The columns named retry hold it as JSON, and drover_strategy_ok
-// checks it.
+// storedStrategy is the JSON form of a strategy, which users read and write, too. The columns named retry hold it as
+// JSON, and drover_strategy_ok checks it.
 type storedStrategy struct {
 	Type       string  `json:"type"`
 	Name       string  `json:"name,omitempty"`
@@ -335,7 +335,7 @@ type storedStrategy struct {
 	Jitter     Jitter  `json:"jitter,omitempty"`
 }
 
-// encodeStrategy returns the JSON of the public form of s. Defaults are filled in, so that people who read it see the
+// encodeStrategy returns the JSON form of s. Defaults are filled in, so that people who read it see the
 // values that apply. Nil means DefaultRetry. A refused setting, or a Custom without a name, is an *InvalidError.
 func encodeStrategy(s RetryStrategy) ([]byte, error) {
 	s = orDefault(s)
@@ -369,7 +369,7 @@ func ParseRetryStrategy(text string) (RetryStrategy, error) {
 	return s, s.validate()
 }
 
-// decodeStrategy reads the public form. A setting that is left out has its default. The parameter named has the Customs
+// decodeStrategy reads the JSON form. A setting that is left out has its default. The parameter named has the Customs
 // by name. If the text has a max or a jitter, they replace the Custom's own. If there is no Custom of the name, the
 // error is errUnknownStrategy. Everything else that is not understood is an *InvalidError, because the strategy must
 // not be guessed.

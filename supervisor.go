@@ -125,8 +125,9 @@ func (c *Client) NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 //
 // Run returns an error only if it cannot start and waiting would not help: ErrNotMigrated, ErrReadOnly,
 // ErrServerTooOld, ErrPooler, an *InvalidError for a schedule that the database refuses or for a hook of the pool that
-// changes a setting that drover needs, or an error of the server, such as its error for a wrong password. If the server
-// refuses connections or has no connections left, or if a lock is held too long, Run waits, at the start and later.
+// changes a setting that drover needs, or an error of the server, such as its error for a wrong password. A second
+// call is an error, too. If the server refuses connections or has no connections left, or if a lock is held too long,
+// Run waits, at the start and later.
 func (s *Supervisor) Run(ctx context.Context) error {
 	if s.ran.Swap(true) {
 		return errors.New("drover: a Supervisor runs once; make another")

@@ -87,7 +87,7 @@ type Event struct {
 // One event is about a schedule that made no job. The supervisor that ticked emits it after the row of the schedule has
 // changed:
 //
-//	PeriodicSkipped  ticks were missed, the last job had not ended, or the database refused the job
+//	PeriodicSkipped  ticks were missed, the last job had not ended, another job had the unique key, or the database refused the job
 //	                                          Periodic Kind Queue Count Error (which of these) Supervisor
 type Hooks struct {
 	Enqueued, Claimed, Started, Completed, Failed, Discarded, Quarantined, Parked, Snoozed, Cancelled,

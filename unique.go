@@ -282,8 +282,8 @@ where (select o.id from jobs o where o.unique_key = k.key and o.unique_until is 
 on conflict (unique_key) where unique_until is not null and (finalized_at is null or unique_until < 'infinity') do nothing
 returning case when id <> $1 or tableoid = 0 then drover_refuse_unstored(array[$1]) end`
 
-// sqlEnqueueUniquePlan goes before sqlEnqueueUniquePlain. Otherwise a plan that was made when the
-// table was small might read the whole table.
+// sqlEnqueueUniquePlan is a setting for the planner. It is sent before the insert, sqlEnqueueUniquePlain. Otherwise a
+// plan that was made when the table was small might read the whole table.
 const sqlEnqueueUniquePlan = `set local enable_seqscan = off`
 
 // sqlEnqueueUniqueMany stores or finds the unique jobs of a JSON array, in the order of the array.

@@ -29,7 +29,8 @@ type WorkerOpts struct {
 	MaxAttempts int
 
 	// Retry decides how long a failed job waits for its next run. Nil means the queue's strategy, or Exponential{} if
-	// the queue has none. The strategies of a matching ErrorCase and of the job take precedence, in the same order.
+	// the queue has none. The strategy of a matching ErrorCase takes precedence over the job's own, and the job's own
+	// over this one.
 	Retry RetryStrategy
 
 	// RetryFor is how long a job of this kind is retried, from its enqueue or its last redrive, by the server's clock. If
@@ -39,8 +40,8 @@ type WorkerOpts struct {
 	// precedence. Zero means no bound, under 1 ms is an error.
 	RetryFor time.Duration
 
-	// RetryBudget bounds the retries of this kind's jobs, in all queues together. Zero means the queue's budget, or the
-	// supervisor's if the queue has none.
+	// RetryBudget bounds the retries of this kind's jobs, in all queues together. Zero leaves this kind's budget as it is
+	// stored in drover_budgets. If none is stored, the queue's budget applies, or the supervisor's if the queue has none.
 	RetryBudget RetryBudget
 
 	// Timeout bounds one run. When it is over, the run's context ends (it has a deadline), and the run fails and is
@@ -116,8 +117,8 @@ func (c *ErrorCase) validate(bad *problems, field string) {
 	bad.attempts(field+".MaxAttempts", c.MaxAttempts)
 }
 
-// maxCaseName bounds ErrorCase.Name, so that an entry of the column errors, which has at most 1 KiB, has room
-// for the rest.
+// maxCaseName bounds ErrorCase.Name, so that an entry of the column errors, which has at most 1 KiB without its trace,
+// has room for the rest.
 const maxCaseName = 64
 
 // Worker handles the jobs of one kind. Handle makes one.
@@ -210,7 +211,7 @@ func (w *Worker) validate(bad *problems, field string, defaultTimeout time.Durat
 //
 // The database itself enqueues the follow-up in the transaction that discards the job. It does so for every reason of a
 // discard, whether a run, a rescue, an operator or SQL in psql discards the job. A job that is redriven and discarded
-// again gets another follow-up. A follow-up may have a follow-up of its own, at most three deep.
+// again gets another follow-up. A follow-up may have a follow-up of its own: a chain ends after three follow-ups.
 //
 // If the database refuses the follow-up, because of a trigger or an index of yours, the job is discarded all the same.
 // A supervisor then tries about once a minute to enqueue the follow-up, until that succeeds, the row of the discarded
@@ -286,8 +287,9 @@ func (c *Client) checkFollowUp(bad *problems, field string, w *Worker) {
 // the transaction commits. Further settles return ErrState. Job.EnqueueTx enqueues in the transaction that it gets, in
 // the schema that search_path picks.
 //
-// Try panics with an *InvalidError for a worker that Client.NewSupervisor would refuse, and for a job of another kind.
-// If the handler calls runtime.Goexit, for example by t.FailNow of the test, the caller's goroutine ends.
+// Try panics with an error that wraps an *InvalidError if the job has another kind, or if Client.NewSupervisor would
+// refuse the worker. But Try does not check FollowUp, nor the Name of a Custom without a Func. If the handler calls
+// runtime.Goexit, for example by t.FailNow of the test, the caller's goroutine ends.
 func (w Worker) Try(ctx context.Context, job *Job) Verdict {
 	var bad problems
 	w.validate(&bad, "worker", 0)

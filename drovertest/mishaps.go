@@ -58,7 +58,7 @@ func Mishaps() []Mishap {
 // Run enqueues a job with args in the queue "default", lets the mishap happen to its first run, and returns when the job
 // has ended, like Drain. Your test then checks what the handler has done. pool is a pool of the test's own schema. config
 // is the configuration of a client, with its middleware. Without a Logger, nothing is logged. The test fails if the
-// mishap could not happen.
+// mishap could not happen. If Mishaps rules it out for such a job, the job just runs.
 //
 // The runs are real ones: claimed, fenced and settled. To play the death of a process, Run takes the job away from its
 // run, as a rescue does, so the outcome of that run is refused.
@@ -212,9 +212,9 @@ func (s *stage) secondBegins(ctx context.Context, job *drover.Job) bool {
 	return false
 }
 
-// await waits for the event. It reports false if the time-out or the end of the run comes first. When a run has lost
-// its job, a heartbeat ends the run's context. Then await goes on waiting, because a frozen or cut-off process would
-// not notice this.
+// await waits for the event. It reports false if the time-out comes first, the test gives up, or the run's context
+// ends for another reason than a lost lease. A lost lease does not end the wait, because a frozen or cut-off process
+// would not notice it.
 func (s *stage) await(ctx context.Context, event <-chan struct{}, timeout <-chan time.Time) bool {
 	for _, end := range []<-chan struct{}{ctx.Done(), s.over} {
 		select {

@@ -26,7 +26,7 @@ func (t *Telemetry) run(ctx context.Context, job *drover.Job, next func(context.
 	began := time.Now()
 	like := t.runsLike(job)
 	inner, span := t.startRun(ctx, job, like, began)
-	if inner == nil { // startRun panicked
+	if inner == nil { // startRun panicked before the span began
 		inner, span = ctx, noop.Span{}
 	}
 	like.consumed.sum.Add(1)
@@ -40,7 +40,7 @@ func (t *Telemetry) run(ctx context.Context, job *drover.Job, next func(context.
 	return err
 }
 
-// startRun begins the span of a run. It returns nil if something in it panicked.
+// startRun begins the span of a run. It returns nil if something panicked before the span began.
 func (t *Telemetry) startRun(ctx context.Context, job *drover.Job, like *runs, began time.Time) (inner context.Context, span trace.Span) {
 	defer t.guard()
 	parent, opts := t.relate(ctx, job, like.begin, began)
@@ -90,7 +90,7 @@ type runs struct {
 
 // relate decides whether a run's span is a child of the enqueue's span, or begins a trace of its own. In both cases the
 // span links to the enqueue. If the context has a span already, from a middleware further out, that span stays the
-// parent. relate returns the options with which the span begins: opts and, for the link and a new trace, one option each.
+// parent. relate returns opts, with one more option for a link and one for a new trace, if there are any.
 func (t *Telemetry) relate(ctx context.Context, job *drover.Job, opts []trace.SpanStartOption, began time.Time) (context.Context, []trace.SpanStartOption) {
 	c := carried(job.Metadata, t.fields)
 	if c == nil {
@@ -163,9 +163,9 @@ const (
 )
 
 // interruption returns why a run was cut short, if drover hands the job back because of that. It returns "" for a run
-// that ended by itself. A run whose handler returned Discard counts as ended by itself, unless the error wraps the end
-// of the context. A run whose error has a method Permanent does not count as ended by itself. The check recognizes such
-// an error, because the verdict's Cause is the error itself.
+// that ended by itself. A run whose handler returned Discard counts as ended by itself, unless the error wraps
+// context.Canceled. A run whose error has a method Permanent does not. Both have VerdictDiscard: with a method
+// Permanent, verdict.Cause is err itself; with Discard, it is the error inside of err.
 func interruption(ctx context.Context, verdict drover.Verdict, err error) string {
 	if !verdict.Failed() || verdict.Kind == drover.VerdictDiscard && !errors.Is(err, context.Canceled) && !errors.Is(verdict.Cause, err) {
 		return ""
