@@ -21,14 +21,14 @@ func (Welcome) Kind() string { return "welcome" }
 
 func welcome(ctx context.Context, job *drover.Job, w Welcome) error {
 	fmt.Println("Welcome,", w.Name)
-	return nil // after an error the job runs again: in about 15 s, 30 s, 1 min, …
+	return nil // done; after an error the job runs again: in about 15 s, 30 s, 1 min, …
 }
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	pool := must(pgxpool.New(ctx, os.Getenv("DATABASE_URL")))
-	if err := migrations.Up(ctx, pool); err != nil {
+	if err := migrations.Up(ctx, pool); err != nil { // creates the tables jobs, queues, …
 		panic(err)
 	}
 	client := must(drover.New(pool, drover.Config{}))
@@ -37,7 +37,7 @@ func main() {
 		Queues:  []drover.Queue{{Name: "default", Concurrency: 10}},
 		Workers: []drover.Worker{drover.Handle(welcome, drover.WorkerOpts{})},
 	}))
-	if err := sup.Run(ctx); err != nil { // until Ctrl-C; then it finishes the jobs that run
+	if err := sup.Run(ctx); err != nil { // until Ctrl-C; then it lets running jobs finish
 		panic(err)
 	}
 }
