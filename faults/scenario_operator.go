@@ -223,7 +223,7 @@ func redriveMany(ctx context.Context, o *operator) (int64, error) {
 
 func (o *operator) abort(ctx context.Context, id string) error {
 	err := o.client.AbortRedrive(ctx, id, drover.Audit{Why: "enough"})
-	if errors.Is(err, drover.ErrState) { // the redrive has ended already
+	if errors.Is(err, drover.ErrState) || errors.Is(err, drover.ErrNotFound) { // it has ended already, or no job matched: then its row is gone
 		return nil
 	}
 	return err

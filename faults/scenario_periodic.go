@@ -75,8 +75,9 @@ func tickOn(ctx context.Context, w *world, rounds int) error {
 	if err := w.ticksAreTold(ctx, 0); err != nil {
 		return fmt.Errorf("before the clock's first step: %w", err)
 	}
+	// After each kill the producer goes on for a second, because I11 asks for a job that was claimed after the kill.
 	for _, to := range []time.Duration{longStep, 0, longStep} {
-		if err := errors.Join(w.moveClock(ctx, to), pause(ctx, 2*time.Second), w.kill(w.anyWorker())); err != nil {
+		if err := errors.Join(w.moveClock(ctx, to), pause(ctx, 2*time.Second), w.kill(w.anyWorker()), pause(ctx, time.Second)); err != nil {
 			return err
 		}
 	}
