@@ -124,6 +124,8 @@ func (w *worker) hooks() drover.Hooks {
 func (w *worker) handle(ctx context.Context, job *drover.Job, t task) (err error) {
 	w.running.Add(1)
 	w.note("start", job, nil)
+	stop := context.AfterFunc(ctx, func() { w.note("cancelled", job, context.Cause(ctx)) })
+	defer stop()
 	defer func() {
 		w.note("end", job, err)
 		w.running.Add(-1)
@@ -154,7 +156,6 @@ func (w *worker) work(ctx context.Context, job *drover.Job, t task) error {
 		select {
 		case <-time.After(time.Duration(min(left, slice)) * time.Millisecond):
 		case <-ctx.Done():
-			w.note("cancelled", job, context.Cause(ctx))
 			return ctx.Err()
 		}
 	}
