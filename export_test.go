@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/health"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/store"
 )
@@ -112,8 +113,10 @@ func StorePause(ctx context.Context, c *Client, scope Scope, audit Audit) (int64
 	return c.desk.pause(ctx, scope, nil, audit)
 }
 
-// ReadDepth adds a row of SQLDepths to a snapshot.
-func ReadDepth(s *Snapshot, rows pgx.Rows) error { return s.readDepth(rows) }
+// ReadDepth adds a row of SQLDepths to a snapshot and to what a finding says about claims.
+func ReadDepth(s *Snapshot, claim *health.Claim, rows pgx.Rows) error {
+	return s.readDepth(claim)(rows)
+}
 
 // Kept returns how a retention is stored.
 func Kept(r Retention) *string { return keepFor(r) }

@@ -29,7 +29,7 @@ from (select f.fingerprint, f.discarded, (select count(*) from jobs j where j.ki
 	if n := value[int](t, db, `select count(*) from failures where discarded > 30`); wrong != "" || n != 4 {
 		t.Errorf("%d groups have dead letters; %s", n, wrong)
 	}
-	got := value[string](t, db, `select string_agg(id, ',' order by finalized_at desc, id desc) from drover_quarantined(20)`)
+	got := value[string](t, db, `select string_agg(id, ',' order by finalized_at desc, id desc) from drover_newest_dead('crashed', 20)`)
 	want := value[string](t, db, `select string_agg(id, ',' order by finalized_at desc, id desc) from (select * from jobs where discard_reason = 'crashed' order by finalized_at desc, id desc limit 20) j`)
 	if got != want {
 		t.Errorf("quarantined: %s, want %s", got, want)
@@ -44,7 +44,7 @@ func TestTheNewestQuarantinedOfMany(t *testing.T) {
 	t.Parallel()
 	db := newQuietDB(t)
 	db.exec(t, `insert into jobs (kind, state, finalized_at, discard_reason, class, fingerprint) select 'k', 'discarded', now() - n * interval '1 s', 'crashed', 'crash', 'f' from generate_series(1, 1001) n`)
-	if !value[bool](t, db, `select (select finalized_at from drover_quarantined(1)) = max(finalized_at) from jobs`) {
+	if !value[bool](t, db, `select (select finalized_at from drover_newest_dead('crashed', 1)) = max(finalized_at) from jobs`) {
 		t.Error("another job than the newest is found")
 	}
 }

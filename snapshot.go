@@ -98,8 +98,9 @@ const (
 // knows. To read retry budgets, call RetryBudgets. Errors: ErrNotMigrated.
 func (c *Client) Snapshot(ctx context.Context) (*Snapshot, error) {
 	s := &Snapshot{Findings: []Finding{}, Queues: []QueueDepth{}, Pauses: []PauseInfo{}, Quarantined: []QuarantinedJob{}, Redrives: []Redrive{}, NotSeen: []NotSeen{}}
-	h, err := health.Brief(ctx, c.desk.pool,
-		health.Part{Name: "depths", Read: s.readDepth, SQL: sqlDepths, Args: []any{snapshotJobs, snapshotQueues + 1, snapshotHeld, snapshotSample, snapshotFew}, Plan: sqlDepthsPlan},
+	h := health.New()
+	err := h.Brief(ctx, c.desk.pool,
+		health.Part{Name: "depths", Read: s.readDepth(&h.Claim), SQL: sqlDepths, Args: []any{snapshotJobs, snapshotQueues + 1, snapshotHeld, snapshotSample, snapshotFew}, Plan: sqlDepthsPlan},
 		health.Part{Name: "pauses", Read: pg.Into(&s.Pauses, readPause), SQL: sqlPauses, Args: []any{mostPauses}},
 		health.Part{Name: "quarantined", Read: pg.Into(&s.Quarantined, pgx.RowToStructByPos[QuarantinedJob]), SQL: sqlQuarantined},
 		health.Part{Name: "redrives", Read: pg.Into(&s.Redrives, scanRedrive), SQL: sqlOpenRedrives, Args: []any{snapshotRedrives}})
@@ -146,9 +147,10 @@ func (s *Snapshot) take(h *health.Report) {
 	}
 }
 
-// sqlDepths counts the jobs of the first $2 queues. jobs_claim_idx and jobs_discarded_groups_idx give the queues and
-// their jobs. Each scan is in the order of its index, so the scan ends at its limit. With old statistics, a plan with
-// min(), a bitmap or a sort would read all dead letters; sqlDepthsPlan forbids bitmaps and sorts.
+// sqlDepths counts the jobs of the first $2 queues. jobs_claim_idx leads from each lane to the next one, and gives the
+// first job of each lane. jobs_discarded_groups_idx gives the queues with dead letters. Each scan is in the order of its
+// index, so the scan ends at its limit. With old statistics, a plan with min(), a bitmap or a sort would read all dead
+// letters; sqlDepthsPlan forbids bitmaps and sorts.
 //
 // In each queue it counts up to $5 dead letters and up to $5 unfinished jobs, beginning with suspects and retries,
 // which have the highest lanes. If a queue has more jobs, a sample of about $4 pages of the table estimates how many.
@@ -157,46 +159,58 @@ func (s *Snapshot) take(h *health.Report) {
 // pages of the table. The chance that this happens for a queue with less than $1 jobs is one in ten million. If the
 // sample is not enough, the query counts the jobs, and ends when there are more than $1.
 //
-// The oldest due job is, in one of the lanes, the first job that is not running. The index leads from lane to lane. A
-// paused queue has no oldest due job. While a kind is paused, the query searches the first $3 jobs of each lane for the
-// oldest due job of another kind.
+// The oldest due job is, in one of the lanes, the first job that is not running. A paused queue has no oldest due job.
+// Without the offset 0, the search behind running jobs would be done twice. While a kind is paused, the query searches
+// the first $3 jobs of each lane for the oldest due job of another kind.
+//
+// The last two columns are for the findings: how many supervisors serve the queue, and how many pages of jobs_claim_idx
+// it took to find the first jobs of all lanes. A claim without a floor takes as many. To count them, the server's count
+// at the beginning, which sqlDepthsPlan keeps, is subtracted from its count after these jobs are found.
 const (
 	// sqlUnfinished counts the unfinished jobs of a queue (the column name), up to a limit (the column most): the jobs
 	// of each state, the due jobs, and all jobs (n).
 	sqlUnfinished = `(
 	select coalesce(jsonb_object_agg(state, n), '{}') || jsonb_build_object('due', coalesce(sum(due), 0), 'n', coalesce(sum(n), 0)) from (
 		select state, count(*) as n, count(*) filter (where state not in ('running', 'parked') and scheduled_at <= now()) as due from (
-			select state, scheduled_at from jobs where finalized_at is null and queue = name order by lane desc, scheduled_at desc, id desc limit most
+			select j.* from unnest(lanes, dues, ids) as first(lane, due, id) cross join lateral (
+				select state, scheduled_at from jobs where finalized_at is null and queue = name and lane = first.lane and (scheduled_at, id) >= (first.due, first.id)
+				order by scheduled_at desc, id desc limit most
+			) j limit most
 		) j group by state
 	) s)`
 	// sqlDead counts the dead letters of the same queue, up to the same limit.
 	sqlDead       = `(select count(*) from (select from jobs where discard_reason is not null and queue = name order by kind limit most) j)`
-	sqlDepthsPlan = `select set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true)`
-	sqlDepths     = `
-with recursive held(name) as (
-	select least((select queue from jobs where finalized_at is null order by queue limit 1), (select queue from jobs where discard_reason is not null order by queue limit 1))
+	sqlDepthsPlan = `select set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true),
+	set_config('drover.fetched', pg_stat_get_xact_blocks_fetched(` + health.ClaimIndex + `)::text, true)`
+	sqlDepths = `
+with recursive lanes(queue, lane, at, id, state, queues) as (
+	(select queue, lane, scheduled_at, id, state, 1 from jobs where finalized_at is null order by queue, lane, scheduled_at, id limit 1)
 	union all
-	select least((select j.queue from jobs j where j.finalized_at is null and j.queue > h.name order by j.queue limit 1),
-		(select j.queue from jobs j where j.discard_reason is not null and j.queue > h.name order by j.queue limit 1))
-	from held h where h.name is not null
+	select n.*, l.queues + (n.queue <> l.queue)::int from lanes l cross join lateral (
+		select j.queue, j.lane, j.scheduled_at, j.id, j.state from jobs j where j.finalized_at is null and (j.queue, j.lane) > (l.queue, l.lane)
+		order by j.queue, j.lane, j.scheduled_at, j.id limit 1
+	) n where l.queues <= $2
+), waiting as materialized (
+	select queue, array_agg(lane order by lane desc) as lanes, array_agg(due order by lane desc) as dues, array_agg(id order by lane desc) as ids, case when min(at) <= now() then min(at) end as first, max(pg_stat_get_xact_blocks_fetched(` + health.ClaimIndex + `)) as fetched from (
+		select l.queue, l.lane, l.at as due, l.id, case when l.state <> 'running' then l.at else (
+			select j.scheduled_at from jobs j
+			where j.finalized_at is null and j.state <> 'running' and j.queue = l.queue and j.lane = l.lane and (j.scheduled_at, j.id) > (l.at, l.id)
+			order by j.scheduled_at, j.id limit 1
+		) end as at from lanes l offset 0
+	) l group by queue
+), dead(queue) as (
+	(select queue from jobs where discard_reason is not null order by queue limit 1)
+	union all
+	select n.queue from dead d cross join lateral (
+		select j.queue from jobs j where j.discard_reason is not null and j.queue > d.queue order by j.queue limit 1
+	) n
 ), named as (
-	(select name from held where name is not null limit $2)
-	union select q collate "C" from drover_supervisors s cross join unnest(s.queues) as q
+	select queue as name from waiting union (select queue from dead limit $2) union select q collate "C" from drover_supervisors s cross join unnest(s.queues) as q
 	order by 1 limit $2
 ), served as materialized (
-	select name, exists (select from drover_limits l where l.scope in ('all', 'queue:' || name) and l.held_until > now()) as paused, lanes.*, ` + sqlUnfinished + ` as few,
-		` + sqlDead + ` as few_dead
-	from named cross join (select $5::int as most) bound cross join lateral (
-		with recursive l(lane, at) as (
-			(select lane, scheduled_at from jobs where finalized_at is null and state <> 'running' and queue = name order by lane, scheduled_at, id limit 1)
-			union all
-			select n.* from l cross join lateral (
-				select j.lane, j.scheduled_at from jobs j where j.finalized_at is null and j.state <> 'running' and j.queue = name and j.lane > l.lane
-				order by j.lane, j.scheduled_at, j.id limit 1
-			) n
-		)
-		select array_agg(lane) as lanes, min(at) filter (where at <= now()) as first from l
-	) lanes
+	select name, exists (select from drover_limits l where l.scope in ('all', 'queue:' || name) and l.held_until > now()) as paused, w.lanes, w.dues, w.ids, w.first,
+		(select count(*) from drover_supervisors s where name = any(s.queues) and ` + health.Claiming + `) as supervisors, ` + sqlUnfinished + ` as few, ` + sqlDead + ` as few_dead
+	from named left join waiting w on w.queue = name cross join (select $5::int as most) bound
 ), sampled as materialized (
 	select queue, max(pages) filter (where state <> 'discarded') >= greatest(20, 4 * $1 / part) as enough, max(pages) filter (where state = 'discarded') >= greatest(20, 4 * $1 / part) as enough_dead,
 		jsonb_object_agg(state, round(n * part)::bigint) || jsonb_build_object('due', round(sum(due * part))::bigint) as jobs
@@ -208,7 +222,7 @@ with recursive held(name) as (
 		group by queue, state, part
 	) j group by queue, part
 ), counted as materialized (
-	select q.name, counts.jobs, suspects.n as suspects, s.enough is true as enough, counts.dead, s.enough_dead is true as enough_dead, coalesce(s.jobs, '{}') as sample, q.paused,
+	select q.name, counts.jobs, suspects.n as suspects, s.enough is true as enough, counts.dead, s.enough_dead is true as enough_dead, coalesce(s.jobs, '{}') as sample, q.paused, q.supervisors,
 		case when q.paused then null when held.kinds = '{}' then q.first else (
 			select min(o.at) from unnest(q.lanes) as l(lane) cross join lateral (
 				select j.scheduled_at as at from (
@@ -229,22 +243,42 @@ with recursive held(name) as (
 		select count(*) as n from (select from jobs where finalized_at is null and queue = name and lane >= 20 order by lane, scheduled_at, id limit $1) j
 	) suspects
 )
-select name, jobs::text, suspects, enough or (jobs->'n')::int > $1, dead, enough_dead or dead > $1, sample::text, paused, case when due is not null then greatest(due, '0001-01-02+00') end
+select name, jobs::text, suspects, enough or (jobs->'n')::int > $1, dead, enough_dead or dead > $1, sample::text, paused, case when due is not null then greatest(due, '0001-01-02+00') end, supervisors,
+	coalesce((select max(fetched) from waiting) - current_setting('drover.fetched')::bigint, 0)
 from counted order by name`
 )
 
-func (s *Snapshot) readDepth(rows pgx.Rows) error {
-	var q QueueDepth
-	var jobs, sample string
-	var sampled map[State]int64
-	var suspects, dead int64
-	var more, moreDead bool // the queue has more jobs, or more dead letters, than were counted
-	if err := rows.Scan(&q.Queue, &jobs, &suspects, &more, &dead, &moreDead, &sample, &q.Paused, &q.OldestDue); err != nil {
-		return err
+// readDepth returns a function that reads a row of sqlDepths into the snapshot. It also adds the queue to claim.
+func (s *Snapshot) readDepth(claim *health.Claim) func(pgx.Rows) error {
+	return func(rows pgx.Rows) error {
+		var q QueueDepth
+		var jobs, sample string
+		var sampled map[State]int64
+		var suspects, dead int64
+		var more, moreDead bool // the queue has more jobs, or more dead letters, than were counted
+		var supervisors int
+		if err := rows.Scan(&q.Queue, &jobs, &suspects, &more, &dead, &moreDead, &sample, &q.Paused, &q.OldestDue, &supervisors, &claim.FullBuffers); err != nil {
+			return err
+		}
+		if err := errors.Join(json.Unmarshal([]byte(jobs), &q.Jobs), json.Unmarshal([]byte(sample), &sampled)); err != nil {
+			return err
+		}
+		q.count(sampled, dead, more, moreDead)
+		claim.Queues = append(claim.Queues, health.Queue{Queue: q.Queue, OldestDue: q.OldestDue, OldestOpen: q.OldestDue, Supervisors: supervisors})
+		claim.FloorBuffers += usualPages
+		if s.Queues = append(s.Queues, q); len(s.Queues) <= snapshotQueues { // the method take drops the queues beyond snapshotQueues
+			s.Suspects += suspects
+		}
+		return nil
 	}
-	if err := errors.Join(json.Unmarshal([]byte(jobs), &q.Jobs), json.Unmarshal([]byte(sample), &sampled)); err != nil {
-		return err
-	}
+}
+
+// usualPages is about what sqlDepths reads of jobs_claim_idx to find the first jobs of a queue with all 36 lanes, if no
+// dead or running jobs are in the way.
+const usualPages = 150
+
+// count completes the numbers of jobs of each state, which sqlDepths has counted up to a bound, from the sample.
+func (q *QueueDepth) count(sampled map[State]int64, dead int64, more, moreDead bool) {
 	const due, all = "due", "n" // keys next to the states
 	q.Due = q.Jobs[due]
 	if more {
@@ -265,13 +299,9 @@ func (s *Snapshot) readDepth(rows pgx.Rows) error {
 			q.Jobs[state] = max(q.Jobs[state], n)
 		}
 	}
-	if s.Queues = append(s.Queues, q); len(s.Queues) <= snapshotQueues { // the method take drops the queues beyond snapshotQueues
-		s.Suspects += suspects
-	}
-	return nil
 }
 
-const sqlQuarantined = `select id, queue, kind, least(greatest(finalized_at, '0001-01-02+00'), '9999-12-30+00') from drover_quarantined()`
+const sqlQuarantined = `select id, queue, kind, least(greatest(finalized_at, '0001-01-02+00'), '9999-12-30+00') from drover_newest_dead('crashed', 10)`
 
 // sqlOpenRedrives reads the redrives in progress by redrives_unfinished_idx. An aborted redrive stays unfinished until
 // supervisors have released its jobs.

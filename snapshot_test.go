@@ -21,6 +21,7 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/harness"
+	"github.com/drover-queue/drover/internal/health"
 	"github.com/drover-queue/drover/internal/pg"
 	"github.com/drover-queue/drover/internal/pgdev/pgtest"
 )
@@ -226,7 +227,7 @@ func TestSnapshotOfARoleWithoutRights(t *testing.T) {
 			t.Errorf("not seen: %+v", n)
 		}
 	}
-	if want := []string{"claim_floor", "claim_full", "queues", "claim_index", "set_aside", "refused", "periodic", "clock", "depths", "pauses", "quarantined", "redrives"}; !slices.Equal(parts, want) {
+	if want := []string{"depths", "pauses", "quarantined", "redrives", "claim_index", "set_aside", "refused", "periodic", "clock"}; !slices.Equal(parts, want) {
 		t.Errorf("not seen: %v, want %v", parts, want)
 	}
 	if s.Supervisors.Alive != 1 || len(s.Queues) != 0 || len(s.Redrives) != 0 || s.Level != drover.LevelWarning {
@@ -266,6 +267,15 @@ func TestSnapshotOfFewDueJobs(t *testing.T) {
 	db := newQuietDB(t)
 	db.exec(t, `insert into jobs (kind, queue, scheduled_at) select 'k', 'q', now() + interval '1 h' from generate_series(1, 1000)`)
 	db.exec(t, `insert into jobs (kind, queue, scheduled_at) values ('k', 'q', now() - interval '1 h')`)
+	s, _ := db.depths(t, 1)
+	if q := depthOf(t, s, "q"); q.OldestDue == nil || q.Due < 1 || !q.Estimated {
+		t.Errorf("%+v", q)
+	}
+}
+
+// depths reads the depths of the queues, from a sample of so many pages.
+func (db *testDB) depths(t testing.TB, sample int) (*drover.Snapshot, health.Claim) {
+	t.Helper()
 	tx, err := db.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -276,19 +286,61 @@ func TestSnapshotOfFewDueJobs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	rows, err := tx.Query(t.Context(), drover.SQLDepths, 10, drover.SnapshotQueues, drover.SnapshotHeld, 1, 5)
+	rows, err := tx.Query(t.Context(), drover.SQLDepths, 10, drover.SnapshotQueues, drover.SnapshotHeld, sample, 5)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer rows.Close()
-	s := new(drover.Snapshot)
+	var s drover.Snapshot
+	var claim health.Claim
 	for rows.Next() {
-		if err := drover.ReadDepth(s, rows); err != nil {
+		if err := drover.ReadDepth(&s, &claim, rows); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if q := depthOf(t, s, "q"); q.OldestDue == nil || q.Due < 1 || !q.Estimated {
-		t.Errorf("%+v", q)
+	if err := rows.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return &s, claim
+}
+
+// F-1, O-2: while somebody holds an old snapshot, dead entries stand before the due jobs. A snapshot reads them once, to
+// find the oldest due job, and counts the pages, because a claim without a floor reads them, too.
+func TestASnapshotReadsDeadEntriesOnce(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	db := newQuietDB(t)
+	db.exec(t, `alter table jobs set (autovacuum_enabled = off)`)
+	db.Hold(t, `set transaction isolation level repeatable read; select from jobs limit 1`)
+	db.exec(t, `insert into jobs (kind, queue, scheduled_at, priority) select 'k', 'q' || i % 2, now() - interval '1 h', 1 + i % 3 from generate_series(1, 30000) i`)
+	if _, claim := db.depths(t, 1); claim.FullBuffers < 6 || claim.FullBuffers > 60 {
+		t.Errorf("%+v", claim)
+	}
+	db.exec(t, `update jobs set state = 'completed', finalized_at = now()`)
+	db.exec(t, `insert into jobs (kind, queue, scheduled_at, priority) select 'k', 'q' || i % 2, now() - interval '1 s', 1 + i % 3 from generate_series(1, 30) i`)
+	one := db.via(t, drover.Config{}, func(cfg *pgxpool.Config) { cfg.MaxConns = 1 })
+	read := func() (n int64) {
+		one.exec(t, `select pg_stat_force_next_flush()`)
+		return value[int64](t, one, `select heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit from pg_statio_user_tables where relid = 'jobs'::regclass`)
+	}
+	one.snapshot(t) // so planning has read its part
+	before := read()
+	s := one.snapshot(t)
+	after := read()
+	one.exec(t, `set enable_seqscan = off; set enable_bitmapscan = off`, pgx.QueryExecModeSimpleProtocol)
+	begin := read()
+	for queue := range 2 {
+		for priority := range 3 {
+			one.exec(t, `select from jobs where finalized_at is null and queue = $1 and lane = $2 order by scheduled_at, id limit 1`, fmt.Sprint("q", queue), priority+1)
+		}
+	}
+	once := read() - begin
+	t.Logf("a snapshot reads %d buffers, the first jobs take %d", after-before, once)
+	if once < 2000 || after-before > once*5/4+300 || len(s.Queues) != 2 || s.Queues[0].OldestDue == nil {
+		t.Errorf("a snapshot reads %d buffers, the first jobs take %d: %+v", after-before, once, s.Queues)
+	}
+	if _, claim := db.depths(t, 1); claim.FullBuffers < 300 || claim.FullBuffers > once {
+		t.Errorf("%+v, and the first jobs take %d buffers", claim, once)
 	}
 }
 
@@ -321,8 +373,8 @@ func TestPlansOfASnapshot(t *testing.T) {
 				t.Fatal(err)
 			}
 			depths := p.explain(t, planned{name: "depths", sql: drover.SQLDepths, args: []any{drover.SnapshotJobs, drover.SnapshotQueues, drover.SnapshotHeld, drover.SnapshotSample, drover.SnapshotFew}}, "costs off")
-			sorted := slices.DeleteFunc(regexp.MustCompile(`Sort Key: \S+`).FindAllString(depths, -1), regexp.MustCompile(`: ((counted|held)\.name|j_\d\.queue)$`).MatchString) // besides names and the sample
-			if regexp.MustCompile(`(Seq|Bitmap Heap) Scan on jobs|jobs_pkey|Aggregate\s+->\s+Index`).MatchString(depths) || len(sorted) > 0 || strings.Count(depths, "Limit") != 13 {
+			sorted := slices.DeleteFunc(regexp.MustCompile(`Sort Key: \S+`).FindAllString(depths, -1), regexp.MustCompile(`: (counted\.name|(waiting|[jl]_\d)\.queue)$`).MatchString) // besides names and the sample
+			if regexp.MustCompile(`(Seq|Bitmap Heap) Scan on jobs|jobs_pkey|Aggregate\s+->\s+Index`).MatchString(depths) || len(sorted) > 0 || strings.Count(depths, "Limit") != 16 {
 				t.Errorf("depths, %s, %s:\n%s", when, mode, depths)
 			}
 			redrives := p.explain(t, planned{name: "redrives", sql: drover.SQLOpenRedrives, args: []any{drover.SnapshotRedrives}}, "costs off")

@@ -62,7 +62,7 @@ func TestStandby(t *testing.T) {
 	for _, n := range h.NotSeen {
 		missing = append(missing, n.Part)
 	}
-	if want := []string{"holders", "tables", "claim_floor", "claim_full", "claim_index", "clock"}; !slices.Equal(missing, want) || len(h.Tables) > 0 || h.Supervisors.Alive != 0 {
+	if want := []string{"claim_floor", "claim_full", "holders", "tables", "claim_index", "clock"}; !slices.Equal(missing, want) || len(h.Tables) > 0 || h.Supervisors.Alive != 0 {
 		t.Errorf("not seen: %v, want %v: %+v", missing, want, h)
 	}
 	for _, way := range db.Ways(t) {

@@ -801,12 +801,13 @@ create function drover_clock(most int default 1000, queue text default null, out
 language sql stable set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off set jit = off as $$
 	-- The statement reads clock_timestamp() after it has taken its snapshot. So all times in the snapshot are earlier,
 	-- unless the clock has gone back. With jobs_claim_idx the statement skips from one lane that has jobs to the next,
-	-- and finds the jobs of a lane that are due from now on.
+	-- and finds the jobs of a lane that are due from now on. It skips backward, because dead entries pile up at the
+	-- beginning of each lane.
 	with recursive lanes(queue, lane) as (
-		(select j.queue, j.lane from jobs j where j.finalized_at is null order by j.queue, j.lane limit 1)
+		(select j.queue, j.lane from jobs j where j.finalized_at is null order by j.queue desc, j.lane desc limit 1)
 		union all
 		select n.queue, n.lane from lanes l cross join lateral (
-			select j.queue, j.lane from jobs j where j.finalized_at is null and (j.queue, j.lane) > (l.queue, l.lane) order by j.queue, j.lane limit 1
+			select j.queue, j.lane from jobs j where j.finalized_at is null and (j.queue, j.lane) < (l.queue, l.lane) order by j.queue desc, j.lane desc limit 1
 		) n
 	), soon as (
 		select j.state, j.at from lanes l cross join lateral (

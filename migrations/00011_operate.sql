@@ -224,11 +224,11 @@ $$;
 -- +goose StatementEnd
 comment on function drover_count(jsonb) is 'How many jobs match a filter. For dead letters by queue, kind, reason, class, fingerprint and finalized_at, the function reads only an index. For other filters it reads the rows.';
 
-create function drover_quarantined(most int default 10) returns table (id text, queue text, kind text, finalized_at timestamptz)
+create function drover_newest_dead(reason text, most int, since timestamptz default '-infinity') returns table (id text, queue text, kind text, finalized_at timestamptz)
 language sql stable set enable_seqscan = off set enable_bitmapscan = off set enable_sort = on set jit = off as $$
 	-- With jobs_discarded_groups_idx the statement skips from one queue and kind with dead letters to
-	-- the next, and does not read the entries in between. It looks at up to 1,000 jobs of each queue
-	-- and kind, from the end of the index: the newest jobs of a fingerprint first.
+	-- the next, and does not read the entries in between. It looks at up to 1,000 such jobs of each
+	-- queue and kind, from the end of the index: the newest jobs of a fingerprint first.
 	with recursive dead(queue, kind) as (
 		(select j.queue, j.kind from jobs j where j.discard_reason is not null order by j.queue, j.kind limit 1)
 		union all
@@ -238,11 +238,11 @@ language sql stable set enable_seqscan = off set enable_bitmapscan = off set ena
 	)
 	select c.id, d.queue, d.kind, c.finalized_at
 	from dead d cross join lateral (
-		select j.id, j.finalized_at from jobs j where j.discard_reason = 'crashed' and j.queue = d.queue and j.kind = d.kind order by j.class desc, j.fingerprint desc, j.finalized_at desc limit 1000
+		select j.id, j.finalized_at from jobs j where j.discard_reason = reason and j.queue = d.queue and j.kind = d.kind and j.finalized_at > since order by j.class desc, j.fingerprint desc, j.finalized_at desc limit 1000
 	) c
 	order by c.finalized_at desc, c.id desc limit most
 $$;
-comment on function drover_quarantined(int) is 'The newest dead letters that were discarded because processes died while these jobs ran.';
+comment on function drover_newest_dead(text, int, timestamptz) is 'The newest dead letters that were discarded for a reason, after a time.';
 
 create function drover_unknown(filter jsonb) returns setof text language sql stable set enable_seqscan = off set jit = off as $$
 	select distinct f.id from jsonb_array_elements_text(filter->'ids') as f(id) where (select true from jobs j where j.id = f.id) is null order by 1
@@ -603,6 +603,6 @@ drop view discarded_summary;
 drop view discarded_jobs;
 drop function drover_shown, drover_failed_at, drover_error_text, drover_delete_many, drover_discard_many,
 	drover_cancel_many, drover_discard, drover_cancel, drover_end_one, drover_end, drover_without, drover_forget_refused,
-	drover_hold, drover_seek, drover_eligible, drover_unknown, drover_quarantined, drover_count, drover_page, drover_find_carefully,
+	drover_hold, drover_seek, drover_eligible, drover_unknown, drover_newest_dead, drover_count, drover_page, drover_find_carefully,
 	drover_fits, drover_beyond, drover_find, drover_cursor, drover_dead, drover_list, drover_where;
 create or replace function drover_schema_version() returns int language sql immutable as 'select 10';

@@ -277,8 +277,11 @@ func (h *Report) judgeIndexes() (found []Finding) {
 
 func (h *Report) judgeClaim() (found []Finding) {
 	c := &h.Claim
-	if h.saw("claim_floor", "claim_full") {
+	if h.saw("claim_floor", "claim_full", "depths") {
 		what := fmt.Sprintf("a claim reads %s from its floor on, and %d without one", plural.Of(c.FloorBuffers, "page"), c.FullBuffers)
+		if h.brief {
+			what = "finding the first job of each lane takes " + plural.Of(c.FullBuffers, "page") + " of jobs_claim_idx"
+		}
 		if level := c.level(); level != LevelOK {
 			f := Finding{
 				level, "claim_cost", what, "dead or running jobs stand at the beginning of jobs_claim_idx: a supervisor that starts, and full sweeps, step over them", h.vacuum("jobs"),
@@ -335,7 +338,7 @@ func (h *Report) judgeQueues() (found []Finding) {
 			})
 		}
 	}
-	if h.saw("queues") && !slices.ContainsFunc(found, func(f Finding) bool { return f.Name == "claim_lag" }) {
+	if h.saw("queues", "depths") && !slices.ContainsFunc(found, func(f Finding) bool { return f.Name == "claim_lag" }) {
 		what := fmt.Sprintf("no due job has waited for %v", lateWarning)
 		if len(found) > 0 {
 			what += ", except paused ones"

@@ -100,31 +100,34 @@ from chains c join waiting w using (pid) left join pg_stat_activity a on a.pid =
 where c.blocker not in (select pid from pairs) and w.waitstart is not null
 group by c.blocker, a.pid, a.application_name, a.usename, a.state order by min(w.waitstart), c.blocker`
 
-// sqlTables reads the server's counts of the tables $2 in schema $1. It estimates the size that their live rows need
-// from the widths that ANALYZE found, an overhead of 28 bytes a row, and the fillfactor. The estimate is null if the
-// table was never analyzed. The list of invalid indexes leaves out indexes of a table on which a build is under way,
-// because an index that is being built is not valid yet.
+// sqlTables reads the server's counts of the tables $2 in schema $1. If $3 is set, it also reads their sizes, and
+// estimates the size that their live rows need from the widths that ANALYZE found, an overhead of 28 bytes a row, and
+// the fillfactor. The estimate is null if the table was never analyzed. The list of invalid indexes leaves out indexes of
+// a table on which a build is under way, because an index that is being built is not valid yet. The statement does not
+// read pg_stat_user_tables, which reads the catalog entries of all tables of the database.
 const sqlTables = `
 with tables as (
-	select c.oid, c.relname::text as name, c.reltoastrelid, greatest(c.reltuples, 0) as reltuples, t.n,
+	select c.oid, c.relname, c.reltoastrelid, greatest(c.reltuples, 0) as reltuples, t.n, pg_stat_get_live_tuples(c.oid) as live,
 		coalesce((select jsonb_object_agg(option_name, option_value) from pg_options_to_table(c.reloptions)), '{}') as options
 	from unnest($2::text[]) with ordinality as t(name, n)
 	join pg_class c on c.relname = t.name and c.relnamespace = $1::regnamespace and c.relkind = 'r'
 )
-select t.name, s.n_live_tup, s.n_dead_tup,
+select t.relname::text, t.live, pg_stat_get_dead_tuples(t.oid),
 	round(coalesce(t.options->>'autovacuum_vacuum_threshold', current_setting('autovacuum_vacuum_threshold'))::float8
 		+ coalesce(t.options->>'autovacuum_vacuum_scale_factor', current_setting('autovacuum_vacuum_scale_factor'))::float8 * t.reltuples)::bigint,
 	coalesce((t.options->>'autovacuum_enabled')::bool, true),
 	exists (select from pg_stat_progress_vacuum v where v.relid = t.oid),
-	greatest(s.last_vacuum, s.last_autovacuum),
-	pg_relation_size(t.oid), pg_indexes_size(t.oid), coalesce(pg_total_relation_size(nullif(t.reltoastrelid, 0)), 0),
-	(select (s.n_live_tup * (28 + sum((1 - p.null_frac) * p.avg_width)) / (coalesce(t.options->>'fillfactor', '100')::int / 100.0))::bigint
-		from pg_stats p where p.schemaname = s.schemaname and p.tablename = s.relname),
+	greatest(pg_stat_get_last_vacuum_time(t.oid), pg_stat_get_last_autovacuum_time(t.oid)),
 	array(select quote_ident(c.relname) from pg_index i join pg_class c on c.oid = i.indexrelid
 		where i.indrelid = t.oid and not i.indisvalid and not exists (
 			select from pg_stat_progress_create_index p where p.datname = current_database() and coalesce(p.relid, t.oid) = t.oid)
-		order by 1)
-from tables t join pg_stat_user_tables s on s.relid = t.oid
+		order by 1),
+	coalesce(size.heap, 0), coalesce(size.indexes, 0), coalesce(size.toast, 0), size.needed
+from tables t left join lateral (
+	select pg_relation_size(t.oid) as heap, pg_indexes_size(t.oid) as indexes, coalesce(pg_total_relation_size(nullif(t.reltoastrelid, 0)), 0) as toast,
+		(select (t.live * (28 + sum((1 - p.null_frac) * p.avg_width)) / (coalesce(t.options->>'fillfactor', '100')::int / 100.0))::bigint
+			from pg_stats p where p.schemaname = (select nspname from pg_namespace where oid = $1::regnamespace) and p.tablename = t.relname) as needed
+) size on $3
 order by t.n`
 
 // The function tables lists drover's tables.
@@ -159,6 +162,9 @@ cross join lateral (
 	order by scheduled_at, id limit 1
 ) j`
 
+// Claiming is an SQL condition: the supervisor s claims jobs. It is alive and not draining.
+const Claiming = `s.lost_at is null and not s.draining and s.beat_at >= now() - least(s.lease_ms, 1000000000000) * interval '1 ms'`
+
 // sqlQueues counts the due jobs of at most 100 queues with unfinished jobs, and finds the oldest due job of each queue.
 // It reads the queues, their lanes, and the due jobs of each lane from jobs_claim_idx. In each lane it counts at most
 // $1 jobs. The last two columns are about pauses: which people have paused jobs of the queue, and the due time of the
@@ -183,7 +189,7 @@ with recursive queue(name) as (
 	select scope, updated_by from drover_limits where held_until > now()
 )
 select q.name, sum(due.n)::bigint, case when min(due.oldest) is not null then greatest(min(due.oldest), '0001-01-02+00') end,
-	(select count(*) from drover_supervisors s where q.name = any(s.queues) and s.lost_at is null and not s.draining and s.beat_at >= now() - least(s.lease_ms, 1000000000000) * interval '1 ms'),
+	(select count(*) from drover_supervisors s where q.name = any(s.queues) and ` + Claiming + `),
 	coalesce((select string_agg(format('%s has paused %s', h.updated_by, h.scope), ', ' order by h.scope) from held h
 		where h.scope in ('all', 'queue:' || q.name) or h.scope like 'kind:%' and sum(due.n) > 0), ''),
 	case when exists (select from held h where h.scope in ('all', 'queue:' || q.name)) then null
@@ -210,6 +216,9 @@ cross join lateral (
 ) due
 group by q.name, q.lanes order by 3 nulls last, 1`
 
+// ClaimIndex is an SQL expression for jobs_claim_idx. The search_path may also lead to an index of an application.
+const ClaimIndex = `(select i.indexrelid from pg_index i join pg_class x on x.oid = i.indexrelid where i.indrelid = 'jobs'::regclass and x.relname = 'jobs_claim_idx')`
+
 // sqlIndex measures jobs_claim_idx. It counts up to $1 live rows. If there are more, it takes their number from the
 // last ANALYZE, and returns in a third column by how many rows the table may have grown since.
 const sqlIndex = `
@@ -217,7 +226,7 @@ select pg_relation_size(c.oid), case when live.n < $1 then live.n else greatest(
 	case when live.n < $1 then 0 else greatest(0, pg_stat_get_live_tuples('jobs'::regclass) -
 		(select greatest(reltuples, 0)::bigint from pg_class where oid = 'jobs'::regclass)) end
 from pg_class c, (select count(*) as n from (select from jobs where finalized_at is null limit $1) j) live
-where c.oid = (select i.indexrelid from pg_index i join pg_class x on x.oid = i.indexrelid where i.indrelid = 'jobs'::regclass and x.relname = 'jobs_claim_idx')`
+where c.oid = ` + ClaimIndex
 
 // sqlSetAside reads the ten jobs that were set aside first, and counts all of them. It reads the whole table, which is
 // small.
@@ -225,13 +234,9 @@ const sqlSetAside = `
 select count(*) over (), path, job, error, code, tries, least(greatest(first_at, '0001-01-02+00'), '9999-12-30+00'), least(greatest(retry_at, '0001-01-02+00'), '9999-12-30+00')
 from drover_set_aside order by first_at, path, job limit 10`
 
-// sqlRefused counts the jobs that were discarded in the last day with the reason refused. It reads the newest $1 dead
-// letters of that day at most, by jobs_discarded_idx.
-const sqlRefused = `
-select count(*) filter (where discard_reason = 'refused') from (
-	select discard_reason from jobs where discard_reason is not null and finalized_at > now() - interval '1 day'
-	order by finalized_at desc, id desc limit $1
-) j`
+// sqlRefused counts the jobs that were discarded in the last day with the reason refused: up to 1,000 of each queue and
+// kind, and 100,000 in all.
+const sqlRefused = `select count(*) from drover_newest_dead('refused', 100000, now() - interval '1 day')`
 
 // sqlPeriodic lists three sorts of schedules: schedules that have been due for a minute and have not ticked, schedules
 // that have no next tick although nobody has paused them for good, and schedules whose last tick failed. It leaves out
@@ -256,16 +261,7 @@ const (
 	partTimeout = 2 * time.Second
 	laneCount   = 1000    // jobs of a lane that are counted (due ones), or searched by sqlQueues and sqlClock
 	liveCount   = 100_000 // rows of jobs_claim_idx that are counted
-	deadCount   = 100_000 // dead letters that are searched for refused jobs
 )
-
-// depth bounds how much a look counts.
-type depth struct {
-	due  int // jobs that wait for a claim, in each lane
-	soon int // jobs that are due later, in each lane
-	live int // rows of jobs_claim_idx; if there are more, the number is from ANALYZE
-	dead int // dead letters that are searched for refused jobs
-}
 
 // Part is one statement of a look.
 type Part struct {
@@ -276,67 +272,72 @@ type Part struct {
 	Plan string // another statement that sets up the planner, after pg.OnePlan; "": none
 }
 
-// The method parts lists the statements that fill the report, except sqlServer.
-func (h *Report) parts(d depth) []Part {
-	n, c := &h.Supervisors, &h.Claim
-	return []Part{
-		{Name: "holders", Read: pg.Into(&h.Holders, pgx.RowToStructByPos[Holder]), SQL: sqlHolders},
-		{Name: "locks", Read: h.readBlocker, SQL: sqlBlockers, Args: []any{h.schema, tables()}},
-		{Name: "tables", Read: pg.Into(&h.Tables, pgx.RowToStructByPos[Table]), SQL: sqlTables, Args: []any{h.schema, tables()}},
-		{Name: "supervisors", Read: func(rows pgx.Rows) error { return rows.Scan(&n.Alive, &n.Draining, &n.Silent, &n.Lost) }, SQL: sqlSupervisors},
-		// The probes come before the statements that scan lanes from the beginning. Such a scan removes index entries
-		// that are dead for every transaction, so the probes would not meet these entries any more.
-		{Name: "claim_floor", Read: readProbe(&c.FloorBuffers, nil), SQL: sqlProbe, Args: []any{floors.SettleTime.Seconds()}},
-		{Name: "claim_full", Read: readProbe(&c.FullBuffers, &c.FullMS), SQL: sqlProbe, Args: []any{nil}},
-		{Name: "queues", Read: h.readQueue, SQL: sqlQueues, Args: []any{d.due, laneCount}},
-		{Name: "claim_index", Read: func(rows pgx.Rows) error { return rows.Scan(&c.IndexBytes, &c.Unfinished, &c.unseen) }, SQL: sqlIndex, Args: []any{d.live}},
-		{Name: "set_aside", Read: h.readSetAside, SQL: sqlSetAside},
-		{Name: "refused", Read: func(rows pgx.Rows) error { return rows.Scan(&h.SetAside.Refused) }, SQL: sqlRefused, Args: []any{d.dead}},
-		{Name: "periodic", Read: pg.Into(&h.Schedules, pgx.RowToStructByPos[Schedule]), SQL: sqlPeriodic},
-		{Name: "clock", Read: func(rows pgx.Rows) error { return rows.Scan(&h.Clock.Latest, &h.Clock.Waiting) }, SQL: sqlClock, Args: []any{d.soon}},
-	}
-}
-
 // Look reads the facts and draws the conclusions. It changes nothing, and each part ends after 2 s at the latest. A
 // part that takes longer, or that the role may not read, is no error: NotSeen lists it. The role needs the right to
 // select from drover's tables. Only a member of pg_read_all_stats sees since when sessions of other roles hold vacuum
 // back, and the queries of these sessions. On a standby NotSeen also lists the parts that only the primary knows.
 // Errors: pg.ErrNotMigrated, or an error of the database.
 func Look(ctx context.Context, pool *pg.Pool) (*Report, error) {
-	return look(ctx, pool, depth{laneCount, laneCount, liveCount, deadCount})
-}
-
-// Brief does the same as Look, for callers that come back every few seconds. It reads little of large tables: it does
-// not count due jobs, and looks for refused jobs only among the newest 200 dead letters. It also reads the parts in the
-// parameter more.
-func Brief(ctx context.Context, pool *pg.Pool, more ...Part) (*Report, error) {
-	return look(ctx, pool, depth{due: 1, soon: 20, live: 200, dead: 200}, more...)
-}
-
-func look(ctx context.Context, pool *pg.Pool, d depth, more ...Part) (*Report, error) {
-	conn, err := pool.Acquire(ctx)
+	h := New()
+	c := &h.Claim
+	err := h.look(ctx, pool, laneCount, liveCount, true, []Part{
+		// The probes come before the statements that scan lanes from the beginning. Such a scan removes index entries
+		// that are dead for every transaction, so the probes would not meet these entries any more.
+		{Name: "claim_floor", Read: readProbe(&c.FloorBuffers, nil), SQL: sqlProbe, Args: []any{floors.SettleTime.Seconds()}},
+		{Name: "claim_full", Read: readProbe(&c.FullBuffers, &c.FullMS), SQL: sqlProbe, Args: []any{nil}},
+		{Name: "queues", Read: h.readQueue, SQL: sqlQueues, Args: []any{laneCount, laneCount}},
+	})
 	if err != nil {
-		return nil, pg.Classify(err)
-	}
-	defer conn.Release()
-	h := &Report{Holders: []Holder{}, Tables: []Table{}, Claim: Claim{Queues: []Queue{}}, SetAside: SetAside{First: []AsideJob{}}, Schedules: []Schedule{}, NotSeen: []NotSeen{}}
-	server := func(rows pgx.Rows) error {
-		return rows.Scan(&h.At, &h.schema, &h.role, &h.Autovacuum, &h.standby)
-	}
-	if err := h.look(ctx, conn.Conn(), Part{Name: "server", Read: server, SQL: sqlServer}); err != nil {
 		return nil, err
 	}
-	for _, part := range append(h.parts(d), more...) {
-		if err := h.look(ctx, conn.Conn(), part); err != nil {
-			return nil, err
-		}
-	}
-	h.judge()
 	return h, nil
 }
 
-// look reads one part. If the part cannot be read, look adds it to NotSeen. It returns other errors.
-func (h *Report) look(ctx context.Context, conn pg.Conn, part Part) error {
+// Brief does the same as Look, for callers that come back every few seconds. It reads little of large tables, and no
+// sizes of tables. Instead of Look's parts about queues and the cost of a claim, it reads the parts in the parameter
+// first, which have to fill Queues, FloorBuffers and FullBuffers of Claim.
+func (h *Report) Brief(ctx context.Context, pool *pg.Pool, first ...Part) error {
+	h.brief = true
+	return h.look(ctx, pool, 5, 0, false, first)
+}
+
+// look reads the parts in the parameter first, and the parts that Look and Brief share. soon is how many jobs of each
+// lane that are due later are searched for jobs that wait because of the clock. live is how many rows of jobs_claim_idx
+// are counted; if there are more, their number is from ANALYZE. sizes: read the sizes of the tables.
+func (h *Report) look(ctx context.Context, pool *pg.Pool, soon, live int, sizes bool, first []Part) error {
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return pg.Classify(err)
+	}
+	defer conn.Release()
+	server := func(rows pgx.Rows) error {
+		return rows.Scan(&h.At, &h.schema, &h.role, &h.Autovacuum, &h.standby)
+	}
+	if err := h.read(ctx, conn.Conn(), Part{Name: "server", Read: server, SQL: sqlServer}); err != nil {
+		return err
+	}
+	n, c := &h.Supervisors, &h.Claim
+	for _, part := range append(first,
+		Part{Name: "holders", Read: pg.Into(&h.Holders, pgx.RowToStructByPos[Holder]), SQL: sqlHolders},
+		Part{Name: "locks", Read: h.readBlocker, SQL: sqlBlockers, Args: []any{h.schema, tables()}},
+		Part{Name: "tables", Read: pg.Into(&h.Tables, pgx.RowToStructByPos[Table]), SQL: sqlTables, Args: []any{h.schema, tables(), sizes}},
+		Part{Name: "supervisors", Read: func(rows pgx.Rows) error { return rows.Scan(&n.Alive, &n.Draining, &n.Silent, &n.Lost) }, SQL: sqlSupervisors},
+		Part{Name: "claim_index", Read: func(rows pgx.Rows) error { return rows.Scan(&c.IndexBytes, &c.Unfinished, &c.unseen) }, SQL: sqlIndex, Args: []any{live}},
+		Part{Name: "set_aside", Read: h.readSetAside, SQL: sqlSetAside},
+		Part{Name: "refused", Read: func(rows pgx.Rows) error { return rows.Scan(&h.SetAside.Refused) }, SQL: sqlRefused},
+		Part{Name: "periodic", Read: pg.Into(&h.Schedules, pgx.RowToStructByPos[Schedule]), SQL: sqlPeriodic},
+		Part{Name: "clock", Read: func(rows pgx.Rows) error { return rows.Scan(&h.Clock.Latest, &h.Clock.Waiting) }, SQL: sqlClock, Args: []any{soon}},
+	) {
+		if err := h.read(ctx, conn.Conn(), part); err != nil {
+			return err
+		}
+	}
+	h.judge()
+	return nil
+}
+
+// read reads one part. If the part cannot be read, the method adds it to NotSeen. It returns other errors.
+func (h *Report) read(ctx context.Context, conn pg.Conn, part Part) error {
 	if h.standby && slices.Contains([]string{"holders", "tables", "claim_floor", "claim_full", "claim_index", "clock"}, part.Name) {
 		h.NotSeen = append(h.NotSeen, NotSeen{Part: part.Name, Why: onStandby})
 		return nil

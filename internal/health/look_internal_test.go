@@ -102,14 +102,12 @@ func eventually(t testing.TB, holds func() bool) {
 	within(t, 30*time.Second, holds)
 }
 
-func (db *testDB) look(ctx context.Context, more ...Part) (*Report, error) {
-	return look(ctx, &pg.Pool{Pool: db.Pool}, depth{laneCount, laneCount, liveCount, deadCount}, more...)
-}
+func (db *testDB) pool() *pg.Pool { return &pg.Pool{Pool: db.Pool} }
 
 // health is a look that must succeed.
 func (db *testDB) health(t testing.TB) *Report {
 	t.Helper()
-	h, err := db.look(t.Context())
+	h, err := Look(t.Context(), db.pool())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -640,7 +638,7 @@ func TestHealthOfARoleWithoutRights(t *testing.T) {
 			return err
 		}
 	})
-	if _, err := guest.look(t.Context()); !errors.Is(err, pg.ErrNotMigrated) { // it does not even see that there is a table
+	if _, err := Look(t.Context(), guest.pool()); !errors.Is(err, pg.ErrNotMigrated) { // it does not even see that there is a table
 		t.Errorf("without the schema: %v", err)
 	}
 	db.exec(t, `grant usage on schema `+pgtest.Schema(db.Pool)+` to `+role)
@@ -663,7 +661,7 @@ func TestHealthOfARoleWithoutRights(t *testing.T) {
 			t.Errorf("not seen: %+v", n)
 		}
 	}
-	if want := []string{"supervisors", "claim_floor", "claim_full", "queues", "claim_index", "set_aside", "refused", "periodic", "clock"}; !slices.Equal(parts, want) {
+	if want := []string{"claim_floor", "claim_full", "queues", "supervisors", "claim_index", "set_aside", "refused", "periodic", "clock"}; !slices.Equal(parts, want) {
 		t.Errorf("not seen: %v, want %v", parts, want)
 	}
 	if len(h.Tables) != len(tables()) || h.Level == "ok" {
@@ -693,7 +691,7 @@ func TestHealthDoesNotWaitForLocks(t *testing.T) {
 			t.Errorf("not seen: %+v", n)
 		}
 	}
-	if want := []string{"tables", "supervisors", "queues", "periodic"}; !slices.Equal(parts, want) { // a table's size is locked as it is
+	if want := []string{"queues", "tables", "supervisors", "periodic"}; !slices.Equal(parts, want) { // a table's size is locked as it is
 		t.Errorf("not seen: %v, want %v", parts, want)
 	}
 }
@@ -701,12 +699,12 @@ func TestHealthDoesNotWaitForLocks(t *testing.T) {
 func TestHealthErrors(t *testing.T) {
 	t.Parallel()
 	db := &testDB{pgtest.NewPool(t)}
-	if _, err := db.look(t.Context()); !errors.Is(err, pg.ErrNotMigrated) {
+	if _, err := Look(t.Context(), db.pool()); !errors.Is(err, pg.ErrNotMigrated) {
 		t.Errorf("not migrated: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := db.look(ctx); !errors.Is(err, context.Canceled) {
+	if _, err := Look(ctx, db.pool()); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 	gone, err := pgxpool.New(t.Context(), "postgres://drover@127.0.0.1:1/app")
@@ -714,7 +712,7 @@ func TestHealthErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer gone.Close()
-	if h, err := (&testDB{gone}).look(t.Context()); h != nil || err == nil {
+	if h, err := Look(t.Context(), &pg.Pool{Pool: gone}); h != nil || err == nil {
 		t.Errorf("no server: %+v, %v", h, err)
 	}
 }
@@ -738,7 +736,8 @@ func TestHealthReadsMoreParts(t *testing.T) {
 	if _, err := lock.Exec(t.Context(), `lock table locked`); err != nil {
 		t.Fatal(err)
 	}
-	h, err := db.look(t.Context(),
+	h := New()
+	err = h.Brief(t.Context(), db.pool(),
 		Part{Name: "mine", Read: read, SQL: `select $1::int + 1 where current_setting('enable_sort') = 'off'`, Args: []any{6}, Plan: `set local enable_sort = off`},
 		Part{Name: "slow", Read: read, SQL: `select 1 from pg_sleep(60)`},
 		Part{Name: "damaged", Read: read, SQL: `select 1 / 0`},
@@ -754,7 +753,7 @@ func TestHealthReadsMoreParts(t *testing.T) {
 	if found := h.found("not_seen"); n != 7 || !slices.Equal(h.NotSeen, want) || len(found) != 3 || strings.Contains(found[2].Do, "grant") {
 		t.Errorf("read %d, not seen %+v, findings %+v", n, h.NotSeen, h.found("not_seen"))
 	}
-	if _, err := db.look(t.Context(), Part{Name: "wrong", Read: read, SQL: `select no_such_column`}); err == nil {
+	if err := h.Brief(t.Context(), db.pool(), Part{Name: "wrong", Read: read, SQL: `select no_such_column`}); err == nil {
 		t.Error("a mistake in a statement is no error")
 	}
 }

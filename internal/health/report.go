@@ -19,7 +19,13 @@ type Report struct {
 
 	schema, role string // quoted
 	standby      bool   // the server is a standby, which lacks the primary's counts and clock
+	brief        bool   // it is the result of Brief
 	blockers     []blocker
+}
+
+// New returns an empty report.
+func New() *Report {
+	return &Report{Holders: []Holder{}, Tables: []Table{}, Claim: Claim{Queues: []Queue{}}, SetAside: SetAside{First: []AsideJob{}}, Schedules: []Schedule{}, NotSeen: []NotSeen{}}
 }
 
 // NotSeen is a part that could not be read. Its facts are zero, and no conclusion is drawn from them.
@@ -85,11 +91,11 @@ type Table struct {
 	Autovacuum      bool       `json:"autovacuum"`       // autovacuum is not switched off for this table
 	Vacuuming       bool       `json:"vacuuming"`        // a vacuum is running now
 	VacuumedAt      *time.Time `json:"vacuumed_at"`      // by autovacuum or by hand; nil: never
+	InvalidIndexes  []string   `json:"invalid_indexes"`  // left by an interrupted concurrent build: every change writes to them, and nothing reads them
 	TableBytes      int64      `json:"table_bytes"`
 	IndexBytes      int64      `json:"index_bytes"`
 	ToastBytes      int64      `json:"toast_bytes"`
-	NeededBytes     *int64     `json:"needed_bytes"`    // an estimate of TableBytes with the live rows alone; nil before the first ANALYZE
-	InvalidIndexes  []string   `json:"invalid_indexes"` // left by an interrupted concurrent build: every change writes to them, and nothing reads them
+	NeededBytes     *int64     `json:"needed_bytes"` // an estimate of TableBytes with the live rows alone; nil before the first ANALYZE
 }
 
 // DeadShare returns the share of dead rows among all rows, from 0 to 1.
