@@ -243,6 +243,12 @@ func mutants() (all []mutant) {
 				tests: []string{"TestGooseInAnApplicationsTable"},
 			},
 			{
+				name: "clock-steps-over-the-dead", bug: "the search for jobs that wait for the clock steps over dead entries",
+				old:   "(select j.queue, j.lane from jobs j where j.finalized_at is null order by j.queue desc, j.lane desc limit 1)\n\t\tunion all\n\t\tselect n.queue, n.lane from lanes l cross join lateral (\n\t\t\tselect j.queue, j.lane from jobs j where j.finalized_at is null and (j.queue, j.lane) < (l.queue, l.lane) order by j.queue desc, j.lane desc limit 1",
+				new:   "(select j.queue, j.lane from jobs j where j.finalized_at is null order by j.queue, j.lane limit 1)\n\t\tunion all\n\t\tselect n.queue, n.lane from lanes l cross join lateral (\n\t\t\tselect j.queue, j.lane from jobs j where j.finalized_at is null and (j.queue, j.lane) > (l.queue, l.lane) order by j.queue, j.lane limit 1",
+				tests: []string{"TestASnapshotReadsDeadEntriesOnce"},
+			},
+			{
 				name: "clock-goes-back-unseen", bug: "health does not see retries that wait because the server's clock has gone back",
 				old:   "greatest(j.created_at, j.attempted_at, j.redriven_at) as at from jobs j",
 				new:   "j.created_at as at from jobs j",
@@ -1734,8 +1740,8 @@ func mutants() (all []mutant) {
 			},
 			{
 				name: "snapshot-retries-last", bug: "a snapshot misses the few retries of a deep queue",
-				old:   "order by lane desc, scheduled_at desc, id desc limit most",
-				new:   "order by lane, scheduled_at, id limit most",
+				old:   "array_agg(lane order by lane desc) as lanes, array_agg(due order by lane desc) as dues, array_agg(id order by lane desc) as ids",
+				new:   "array_agg(lane order by lane) as lanes, array_agg(due order by lane) as dues, array_agg(id order by lane) as ids",
 				tests: []string{"TestSnapshotIsBounded"},
 			},
 			{
@@ -1758,9 +1764,21 @@ func mutants() (all []mutant) {
 			},
 			{
 				name: "snapshot-running-is-late", bug: "a snapshot takes a running job for the oldest due one",
-				old:   "(select lane, scheduled_at from jobs where finalized_at is null and state <> 'running' and queue = name",
-				new:   "(select lane, scheduled_at from jobs where finalized_at is null and queue = name",
+				old:   "case when l.state <> 'running' then l.at else (",
+				new:   "case when true then l.at else (",
 				tests: []string{"TestSnapshot"},
+			},
+			{
+				name: "snapshot-steps-twice", bug: "a snapshot steps over dead entries again when it counts jobs",
+				old:   " and (scheduled_at, id) >= (first.due, first.id)",
+				new:   "",
+				tests: []string{"TestASnapshotReadsDeadEntriesOnce"},
+			},
+			{
+				name: "snapshot-claims-for-free", bug: "a snapshot does not see what a claim costs",
+				old:   "max(pg_stat_get_xact_blocks_fetched(` + health.ClaimIndex + `)) as fetched",
+				new:   "max(current_setting('drover.fetched')::bigint) as fetched",
+				tests: []string{"TestASnapshotReadsDeadEntriesOnce"},
 			},
 		}},
 		{"migrations/00023_depth.sql", []mutant{
