@@ -25,7 +25,7 @@ import (
 // The schema comes first in the search_path of the pool; the search_path that url may have follows. For database/sql, use
 // stdlib.OpenDBFromPool of pgx, or NewURL with another driver.
 //
-// A schema is made and migrated once, which takes some tenths of a second, and stays in the database. Later tests use
+// A schema is made and migrated once, which takes about a tenth of a second, and stays in the database. Later tests use
 // it again, also in other processes, and NewPool empties its tables first. If a test has changed something other than
 // rows in a schema, for example has added a table, NewPool drops the schema instead. It also drops schemas that other
 // migrations have made. NewPool touches only schemas whose names begin with drovertest_.

@@ -2472,8 +2472,14 @@ func mutants() (all []mutant) {
 			},
 			{
 				name: "drovertest-changed-schema", bug: "a schema that a test has changed is used again",
-				old:   "`) = $2`, schema, n.Print)",
-				new:   "`) <> '' or $2 = ''`, schema, n.Print)",
+				old:   "`) = $2 and not",
+				new:   "`) <> '' and $2 <> '' and not",
+				tests: []string{"TestChangedSchemasAreDropped"},
+			},
+			{
+				name: "drovertest-statistics-kept", bug: "a schema that a test has analyzed is used again",
+				old:   " and not `+sqlAnalyzed+`, array",
+				new:   ", array",
 				tests: []string{"TestChangedSchemasAreDropped"},
 			},
 		}},

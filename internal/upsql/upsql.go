@@ -1,10 +1,12 @@
 package upsql
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/drover-queue/drover/migrations"
 )
@@ -12,12 +14,18 @@ import (
 // Render returns the Up halves of all migrations, with statements that insert goose's rows about them. The text applies
 // to the first schema of the search_path. It has the same effect as goose: each file runs in a transaction of its own,
 // and then adds a row to the version table.
-func Render() (string, error) {
+func Render() (string, error) { return rendered() }
+
+//nolint:gochecknoglobals // never changes
+var rendered = sync.OnceValues(render)
+
+func render() (string, error) {
 	names, err := fs.Glob(migrations.FS, "*.sql") // sorted by name
 	if err != nil {
 		return "", err
 	}
 	var sql strings.Builder
+	sql.Grow(1 << 19) // more than the text needs, so that it is not copied as it grows
 	table := migrations.Table
 	note := func(version int64) {
 		fmt.Fprintf(&sql, "insert into %s (version_id, is_applied) values (%d, true);\ncommit;\n", table, version)
@@ -48,31 +56,26 @@ create table %s (
 		}
 		// The server does not check function bodies here, because that check is a quarter of the work. The tests of
 		// package migrations run goose, with which the server checks them.
-		sql.WriteString("begin;\nset local check_function_bodies = off;\n" + up + "\n")
+		sql.WriteString("begin;\nset local check_function_bodies = off;\n")
+		sql.WriteString(up)
 		note(version)
 	}
 	return sql.String(), nil
 }
 
-// upHalf returns the statements between Up and Down in a goose file. It removes goose's own lines, so the rest is plain
-// SQL.
+// upHalf returns the text between Up and Down in a goose file. Goose's other lines in it are comments for Postgres.
 func upHalf(text string) (string, error) {
-	var lines []string
-	up := false
-	for line := range strings.Lines(text) {
-		annotation, ok := strings.CutPrefix(strings.TrimSpace(line), "-- +goose ")
-		switch {
-		case !ok:
-			if up {
-				lines = append(lines, line)
-			}
-		case annotation == "Up":
-			up = true
-		case annotation == "Down":
-			return strings.Join(lines, ""), nil
-		case annotation != "StatementBegin" && annotation != "StatementEnd":
+	for _, rest := range strings.Split(text, "-- +goose ")[1:] {
+		switch annotation, _, _ := strings.Cut(rest, "\n"); annotation {
+		case "Up", "Down", "StatementBegin", "StatementEnd":
+		default:
 			return "", fmt.Errorf("%q can not be rendered", annotation)
 		}
 	}
-	return "", fmt.Errorf("no Up before a Down")
+	_, up, found := strings.Cut(text, "-- +goose Up\n")
+	up, _, ended := strings.Cut(up, "-- +goose Down\n")
+	if !found || !ended {
+		return "", errors.New("no Up before a Down")
+	}
+	return up, nil
 }
