@@ -469,6 +469,10 @@ func compareWithPrometheus(t *testing.T, instruments map[string]metricdata.Metri
 			prom += "_seconds"
 		}
 		switch data := m.Data.(type) {
+		case metricdata.Gauge[float64]:
+			if m.Unit == "1" {
+				prom += "_ratio"
+			}
 		case metricdata.Sum[int64]:
 			prom += "_total"
 		case metricdata.Sum[float64]:

@@ -33,15 +33,15 @@ const (
 // Depths returns the definitions of the gauges of a database. The index of a definition is its Gauge.
 func Depths() []Def {
 	defs := [gaugesOfDatabase]Def{
-		Up:      {Name: "up", Unit: "1", Help: "1 if the last read of the database succeeded, else 0."},
-		NotSeen: {Name: "not_seen", Unit: "1", Labels: []string{"part"}, Help: "1 for each part of the last read that is missing: the role may not read it, or it took too long."},
+		Up:      {Name: "up", Unit: "{database}", Help: "1 if the last read of the database succeeded, else 0."},
+		NotSeen: {Name: "not_seen", Unit: "{part}", Labels: []string{"part"}, Help: "1 for each part of the last read that is missing: the role may not read it, or it took too long."},
 		Jobs: {
 			Name: "jobs", Unit: "{job}", Labels: []string{"queue", "state"},
 			Help: "Jobs that have not ended, and dead letters. Exact up to 200 of a queue, estimated from a sample of the table beyond that.",
 		},
-		JobsEstimated: {Name: "jobs_estimated", Unit: "1", Labels: []string{"queue"}, Help: "1 if numbers of drover_jobs of the queue are estimates, else 0."},
+		JobsEstimated: {Name: "jobs_estimated", Unit: "{queue}", Labels: []string{"queue"}, Help: "1 if numbers of drover_jobs of the queue are estimates, else 0."},
 		OldestDue:     {Name: "oldest_due", Unit: "s", Labels: []string{"queue"}, Help: "How long the oldest due job of the queue has waited that is not paused; 0 if none waits. Exact, except that while a kind is paused only the first 1,000 due jobs of each lane are looked at."},
-		Paused:        {Name: "paused", Unit: "1", Labels: []string{"scope"}, Help: "1 for each scope that is paused: all, queue:NAME or kind:NAME. At most the first 100."},
+		Paused:        {Name: "paused", Unit: "{scope}", Labels: []string{"scope"}, Help: "1 for each scope that is paused: all, queue:NAME or kind:NAME. At most the first 100."},
 		Suspects:      {Name: "suspects", Unit: "{job}", Help: "Jobs that wait or run after a process died while they ran."},
 		SetAside:      {Name: "set_aside", Unit: "{job}", Help: "Jobs that the database refuses to read or to change."},
 		Supervisors: {

@@ -27,7 +27,7 @@ const MostLabels = 4
 // Underscores separate the words of a name.
 type Def struct {
 	Name   string
-	Unit   string // "s", or the counted thing in braces, such as {job}
+	Unit   string // "s", or the counted thing in braces, such as {job}; not "1", because OpenTelemetry's exporters to Prometheus add _ratio to the name of such a gauge
 	Help   string
 	Labels []string
 	Grows  bool // the value of a Gauge only grows, so it is exported as a counter

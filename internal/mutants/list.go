@@ -2530,6 +2530,12 @@ func mutants() (all []mutant) {
 				new:   "if true {",
 				tests: []string{"TestScrapeWithoutAllRights"},
 			},
+			{
+				name: "otel-up-is-a-ratio", bug: "a collector makes drover_up_ratio of drover.up, so the alert DroverDown stays silent",
+				old:   `Unit: "{database}"`,
+				new:   `Unit: "1"`,
+				tests: []string{"TestTablesOfTheDocument"},
+			},
 		}},
 		{"cmd/drover/main.go", []mutant{
 			{
