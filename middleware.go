@@ -108,6 +108,7 @@ func (c *Client) begin(ctx context.Context, inTx bool, items ...EnqueueItem) (co
 		})
 	}
 	return ctx, func(receipts []Receipt, err error) {
+		receipts = slices.Clone(receipts) // nor may its function change what the caller gets
 		if err != nil {
 			receipts = nil
 		}

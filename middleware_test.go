@@ -497,7 +497,7 @@ func TestBeginEnqueueChangesNothing(t *testing.T) {
 	db := newTestDBWith(t, drover.Config{Logger: quiet(), Middleware: []drover.Middleware{{
 		BeginEnqueue: func(ctx context.Context, call drover.EnqueueCall) (context.Context, func([]drover.Receipt, error)) {
 			slices.SortFunc(call.Items, func(a, b drover.EnqueueItem) int { return b.Args.(dyn).N - a.Args.(dyn).N }) // to report the largest
-			return ctx, nil
+			return ctx, func(receipts []drover.Receipt, _ error) { slices.Reverse(receipts) }
 		},
 	}}})
 	receipts, err := db.client.EnqueueMany(t.Context(), []drover.EnqueueItem{{Args: dyn{kind: "k", N: 1}}, {Args: dyn{kind: "k", N: 2}}})

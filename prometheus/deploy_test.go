@@ -222,6 +222,21 @@ func TestMetricsOfTheQueriesExist(t *testing.T) {
 	}
 }
 
+// Whoever gets the alert looks at the dashboard, so both must count the same runs as failed.
+func TestDashboardAndAlertAgreeOnFailures(t *testing.T) {
+	t.Parallel()
+	share := strings.NewReplacer(`job=~".*", queue=~".*", `, "", "by (queue)", "by (job, queue)").Replace(queries(t, "10m")["Share of runs that fail 0"])
+	var alert string
+	for _, r := range rules(t) {
+		if r.name == "DroverFailureRate" {
+			alert, _, _ = strings.Cut(strings.Join(strings.Fields(strings.TrimPrefix(r.expr, "|")), " "), " > ")
+		}
+	}
+	if share != alert {
+		t.Errorf("the dashboard has\n%s\nthe alert\n%s", share, alert)
+	}
+}
+
 // No two panels cover each other, and each has a title and a query.
 func TestPanelsOfTheDashboard(t *testing.T) {
 	t.Parallel()
