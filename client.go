@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -22,7 +23,8 @@ type Config struct {
 	// writes the line to standard error.
 	Logger *slog.Logger
 
-	// Hooks are called on every event of this client and its supervisors, in the order of this list. See Hooks.
+	// Hooks are called on every event of this client and its supervisors. Each element is a subscriber of its own: a
+	// supervisor does not wait for one before it calls the next. See Hooks.
 	Hooks []Hooks
 
 	// Middleware wraps the enqueues and the runs of this client and its supervisors. The first is the outermost.
@@ -100,6 +102,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	if log == nil {
 		log = slog.Default()
 	}
+	cfg.Hooks = slices.Clone(cfg.Hooks) // the caller may change its list for another client
 	c := &Client{desk: newDesk(pool, cfg.Schema), cfg: cfg, kinds: kinds, layers: newLayers(cfg.Middleware), stacks: &engine.Stacks{}, running: newRegistry(), process: ulid.Make().String()}
 	c.log = slog.New(contained{log.Handler(), slog.NewTextHandler(os.Stderr, nil), c})
 	return c, nil

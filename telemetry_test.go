@@ -444,6 +444,19 @@ func TestAPanickingHookIsLogged(t *testing.T) {
 	}
 }
 
+// An application that makes two clients may fill the same list of hooks anew for the second.
+func TestAClientKeepsItsHooks(t *testing.T) {
+	t.Parallel()
+	var heard atomic.Int32
+	hooks := []drover.Hooks{{Enqueued: func(context.Context, drover.Event) { heard.Add(1) }}}
+	db := newTestDBWith(t, drover.Config{Logger: quiet(), Hooks: hooks})
+	hooks[0] = drover.Hooks{}
+	db.enqueue(t, dyn{kind: "k"}, nil)
+	if heard.Load() != 1 {
+		t.Error("the client lost its hooks")
+	}
+}
+
 // brokenLog is a log handler that panics whenever it is called.
 type brokenLog struct{ slog.Handler }
 

@@ -24,7 +24,8 @@ import (
 //
 // The test fails if a due job does not start within 20 s although no job runs, for example because a pause holds it. It
 // fails if a job has been claimed 1,000 times, for example because the job snoozes for ever. It fails if more than 10
-// years would have to pass, for example because each job enqueues the next. It also fails if ctx ends.
+// years would have to pass, for example because each job enqueues the next for a later time. It also fails if ctx
+// ends. Only that ends a Drain in which a handler does not return, or in which each job enqueues the next, due now.
 func Drain(ctx context.Context, t testing.TB, pool *pgxpool.Pool, client *drover.Client, cfg drover.SupervisorConfig) {
 	t.Helper()
 	if len(cfg.Queues) == 0 {
