@@ -402,6 +402,7 @@ func (c *claimer) Trip(base context.Context, claim *Plan) {
 		c.failed(base, claim, err)
 		return
 	}
+	c.unclaimed.Store(nil)
 	c.Trouble.Over(base, c.Shared)
 }
 
@@ -410,6 +411,11 @@ func (c *claimer) Trip(base context.Context, claim *Plan) {
 func (c *claimer) failed(ctx context.Context, p *Plan, err error) {
 	c.out.unknown = !c.Cfg.DisableNotify // we should not be the lookout until claims work again
 	c.Next = c.Now()
+	f := failure{"claiming", c.Next, c.Next, err}
+	if before := c.unclaimed.Load(); before != nil {
+		f.since = before.since
+	}
+	c.unclaimed.Store(&f)
 	if p != nil && pg.RowsFault(err) {
 		c.Refused.Failed, c.Refused.why = p, err
 		return

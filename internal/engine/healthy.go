@@ -11,7 +11,13 @@ import (
 // heartbeat that has not failed, but is late, counts only after most of a lease, when the running jobs are cancelled.
 func (s *Shared) Ailment() (what string, err error) {
 	now, l := s.Now(), s.Lease.Load()
-	failing, found := s.Outage.vital(now.Add(-s.Cfg.Lease))
+	lately := now.Add(-s.Cfg.Lease)
+	failing, found := s.Outage.vital(lately)
+	// While a lock holds up every claim, other round trips of the claimer succeed in between, and end its Trouble. A
+	// single failure does not count: perhaps there was nothing to claim since.
+	if f := s.unclaimed.Load(); f != nil && f.last.After(f.since) && f.last.After(lately) && (!found || f.since.Before(failing.since)) {
+		failing, found = *f, true
+	}
 	switch {
 	case l == nil:
 		return "is still starting", failing.err

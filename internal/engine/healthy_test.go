@@ -88,3 +88,28 @@ func TestHealthy(t *testing.T) {
 		t.Error(err, sup.Healthy())
 	}
 }
+
+// A lock on jobs, such as that of a create index, holds up every claim, but not what the claimer reads in between.
+func TestHealthyBehindALock(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	db := newQuietDB(t)
+	sup, _ := db.Start(t, drover.SupervisorConfig{
+		Lease: 3 * time.Second, Queues: []drover.Queue{{}}, Workers: handling(func(context.Context, *drover.Job, int) error { return nil }),
+	})
+	eventually(t, func() bool { return sup.Healthy() == nil })
+	db.enqueue(t, job{N: 1}, &drover.EnqueueOpts{Delay: time.Second})
+	unlock := db.Hold(t, `lock table jobs in share row exclusive mode`)
+	eventually(t, func() bool {
+		err := sup.Healthy()
+		return err != nil && strings.Contains(err.Error(), "has failed at claiming")
+	})
+	for locked := time.Now(); time.Since(locked) < 6*time.Second; { // two leases
+		if sup.Healthy() == nil {
+			t.Fatalf("healthy %v later, although no claim was committed", time.Since(locked))
+		}
+		<-time.After(5 * time.Millisecond)
+	}
+	unlock()
+	eventually(t, func() bool { return sup.Healthy() == nil })
+}

@@ -337,6 +337,7 @@ func (c *claimer) claimPart(base context.Context, p *Plan, part []store.Head) (n
 			c.beatSoon()
 			return pg.ErrLeaseLost
 		}
+		c.unclaimed.Store(nil)
 		if n = len(claim.Reply.Jobs); p.order != nil && n > 0 {
 			p.order.ran.Store(true)
 		}

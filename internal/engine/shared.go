@@ -53,6 +53,8 @@ type Shared struct {
 	Outage   outage     // the failures of all parts, for the log
 	beatSoon func()     // asks for a heartbeat before its time
 	rewound  func()     // the database may have gone back to an older state: look again at all rows
+
+	unclaimed atomic.Pointer[failure] // the claims that have failed since the last claim that was committed; nil: none
 }
 
 // NewShared returns the state that the parts of an engine share. It is made before any of the parts.

@@ -2249,6 +2249,14 @@ func mutants() (all []mutant) {
 				tests: []string{"TestASerializationFailureIsNoLostLease"},
 			},
 		}},
+		{"internal/engine/healthy.go", []mutant{
+			{
+				name: "healthy-behind-a-lock", bug: "a supervisor is healthy while a lock on jobs holds up every claim",
+				old:   "f != nil && f.last.After(f.since)",
+				new:   "f != nil && false",
+				tests: []string{"TestHealthyBehindALock"},
+			},
+		}},
 		{"internal/engine/outage.go", []mutant{
 			{
 				name: "fails-and-stays", bug: "a connection whose round trips all fail is kept",
