@@ -222,7 +222,7 @@ func TestMetricsOfTheQueriesExist(t *testing.T) {
 	}
 }
 
-// Whoever gets the alert looks at the dashboard, so both must count the same runs as failed.
+// The alert leads a person to the dashboard, so both must count the same runs as failed.
 func TestDashboardAndAlertAgreeOnFailures(t *testing.T) {
 	t.Parallel()
 	share := strings.NewReplacer(`job=~".*", queue=~".*", `, "", "by (queue)", "by (job, queue)").Replace(queries(t, "10m")["Share of runs that fail 0"])
