@@ -16,7 +16,7 @@ import (
 
 // Run calls a worker's handler with args, without a database, and returns the verdict that a supervisor would reach,
 // such as done, error, snooze or discard. In job, set the fields that the handler reads, such as Attempt, LastError,
-// Tags or Metadata; nil means a first run. Its Kind and Args are those of args. The handler's context is ctx. See
+// Tags or Metadata; nil means a first run. Run sets its Kind and Args by args. The handler's context is ctx. See
 // drover.Worker.Try.
 func Run(ctx context.Context, t testing.TB, worker drover.Worker, args drover.Args, job *drover.Job) drover.Verdict {
 	t.Helper()

@@ -89,7 +89,7 @@ func TestHealthy(t *testing.T) {
 	}
 }
 
-// A lock on jobs, such as that of a create index, holds up every claim, but not what the claimer reads in between.
+// A create index locks jobs, and holds up every claim, but not what the claimer reads in between.
 func TestHealthyBehindALock(t *testing.T) {
 	t.Parallel()
 	slow(t)
