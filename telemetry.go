@@ -67,11 +67,12 @@ type Event struct {
 //	                                          … Duration Class Error Reason
 //	Parked       the run failed; the job waits for a newer build, or for its place in a redrive … Duration Class Error
 //	Snoozed      the job asked to run later   … Duration Backoff Next
-//	Cancelled    the job was cancelled        … Duration Error; also By Why if an operator did it
+//	Cancelled    the job was cancelled        … Duration Class Error; also By Why if an operator did it
 //	Released     handed back: by a stop; or before it started, by a pause or because no slot got free in a second
 //	                                          … Duration (0 if it had not started)
 //	StaleSettle  the outcome was not recorded: the job belonged to another supervisor by then; or the supervisor has
 //	             stopped, and until then the database was away or refused the outcome
+//	                                          … Duration; of an outcome that was a failure its Class Error Reason
 //	Rescued      freed from a dead supervisor … Class Error Backoff Next (Supervisor is the dead one)
 //	Redriven     an ended job is due again    JobID By Why; in a paced redrive Supervisor Count instead
 //

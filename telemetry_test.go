@@ -9,7 +9,9 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"os"
 	"reflect"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -179,6 +181,7 @@ func TestEveryRunHasOneEnd(t *testing.T) {
 		started := 0
 		for _, e := range events {
 			total[e.Name]++
+			checkFields(t, e)
 			switch {
 			case e.Name == "enqueued", e.Name == "not_started":
 			case e.Name == "started":
@@ -223,6 +226,27 @@ func TestEveryRunHasOneEnd(t *testing.T) {
 	}
 	if n := value[int](t, db, `select sum(claim_seq) from jobs where claimed_by is distinct from 'someone else'`); claimed < n {
 		t.Errorf("%d claimed by events, %d by the table", claimed, n)
+	}
+}
+
+// checkFields checks that docs/events.md names each field of an event that is not zero.
+func checkFields(t *testing.T, e harness.LoggedEvent) {
+	t.Helper()
+	raw, err := os.ReadFile("docs/events.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := strings.ReplaceAll(e.Name, "_", "")
+	if name == "notstarted" {
+		name = "released"
+	}
+	row := regexp.MustCompile("(?mi)^\\| `" + name + "` \\|.*$").FindString(string(raw))
+	head, _, _ := strings.Cut(string(raw), "\n|---|")
+	named := row + head[strings.LastIndex(head, "\n"):] // the head of the first table has the fields of all runs
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[drover.Event]()) {
+		if !reflect.ValueOf(e.Event).FieldByIndex(f.Index).IsZero() && !strings.Contains(named, "`"+f.Name+"`") {
+			t.Errorf("docs/events.md does not name the field %s of %s", f.Name, e.Name)
+		}
 	}
 }
 
