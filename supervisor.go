@@ -121,7 +121,8 @@ func (c *Client) NewSupervisor(cfg SupervisorConfig) (*Supervisor, error) {
 // started, and waits up to DrainTimeout for running handlers. After that it cancels the contexts of the remaining
 // handlers with the cause ErrShutdown and releases their jobs. Jobs with a single attempt are discarded instead. Run
 // returns nil after a stop, at most DrainTimeout plus 5 s after ctx is done. All its goroutines have ended then, except
-// handlers that ignored their context and hooks that have not returned. A Supervisor runs once.
+// handlers that ignored their context and hooks that have not returned. A Logger that blocks holds Run up. A Supervisor
+// runs once.
 //
 // Run returns an error only if it cannot start and waiting would not help: ErrNotMigrated, ErrReadOnly,
 // ErrServerTooOld, ErrPooler, an *InvalidError for a schedule that the database refuses or for a hook of the pool that

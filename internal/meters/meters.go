@@ -53,7 +53,7 @@ func Events() []Def {
 			Help: "Ticks of schedules that made no job.",
 		},
 		Quarantined:      {Name: "quarantined", Unit: "{job}", Help: "Jobs discarded because they kill processes or ignore their timeouts."},
-		Redriven:         {Name: "redriven", Unit: "{job}", Help: "Dead letters that this process made due again."},
+		Redriven:         {Name: "redriven", Unit: "{job}", Help: "Discarded and cancelled jobs that this process made due again."},
 		FailuresReopened: {Name: "failures_reopened", Unit: "{group}", Help: "Failure groups that came back after they were resolved."},
 		RunDuration: {
 			Name: "run_duration", Unit: "s", Labels: []string{"queue", "kind"},
