@@ -22,7 +22,8 @@ type Middleware struct {
 	// once, at the end of the call, with the results of the call: receipts in the order of the items, or nil and an
 	// error. BeginEnqueue may return nil for both. If either function panics, drover recovers and logs that.
 	//
-	// Like the function Enqueue below, BeginEnqueue is not called for jobs that the database makes.
+	// Like the function Enqueue below, BeginEnqueue is not called for jobs that the database makes, nor by a
+	// Job.EnqueueTx whose run has lost its job.
 	BeginEnqueue func(ctx context.Context, call EnqueueCall) (context.Context, func([]Receipt, error))
 
 	// Enqueue is called for each job, before the job is validated and written. It runs in the goroutine that called
