@@ -93,10 +93,14 @@ func (s *Shared) refuseOn(ctx context.Context, conn store.Session, r *Run, g *st
 	s.seldom.log(ctx, s.log, slog.LevelError, g.Path+r.ID, "the database refuses a job, the others go on", slog.String("path", g.Path),
 		r.inLog(), slog.String("became", cmp.Or(became, "unchanged")), slog.String("error", text))
 	if became == string(store.Discarded) && err == nil {
+		var took time.Duration
+		if g.Path == store.PathSettle { // the run has ended; on other paths its goroutine may still change r.End
+			took = r.End.Duration
+		}
 		s.report(EventDiscarded, &Run{ // a new run, because the goroutine of r may still change r
 			Fence: store.Fence{ID: r.ID, Owner: cmp.Or(r.Owner, s.Lease.Load().ID)}, Queue: r.Queue, Kind: r.Kind,
 			Attempt: r.Attempt, MaxAttempts: r.MaxAttempts, Labels: r.Labels,
-			End: Outcome{State: store.Discarded, Class: ClassRefused, Text: text, Reason: reasonRefused},
+			End: Outcome{State: store.Discarded, Class: ClassRefused, Text: text, Reason: reasonRefused, Duration: took},
 		})
 	}
 	return became, err

@@ -118,7 +118,8 @@ func TestARefusedOutcomeEnds(t *testing.T) {
 	first, second := value[string](t, db, insertBad), value[string](t, db, insertBad)
 	runs := s.claimAll(t, 2)
 	for _, r := range runs {
-		s.Settler.Settle(finished(r, nil))
+		finished(r, nil).End.Duration = time.Second
+		s.Settler.Settle(r)
 	}
 	again := func() {
 		for _, o := range s.Settler.Locked {
@@ -157,6 +158,11 @@ func TestARefusedOutcomeEnds(t *testing.T) {
 	s.reportAll(t)
 	if book.count(engine.EventDiscarded, first) != 1 || book.count(engine.EventCompleted, second) != 1 {
 		t.Errorf("events: %+v", book.events)
+	}
+	for _, e := range book.events {
+		if e.event.JobID == first && e.event.Duration != time.Second {
+			t.Errorf("the end of a run of 1 s: %+v", e.event)
+		}
 	}
 	if len(s.Settler.Locked) != 0 || s.Settler.RefusedRuns.Len() != 0 {
 		t.Error("something is still to be tried")
