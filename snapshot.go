@@ -163,9 +163,9 @@ func (s *Snapshot) take(h *health.Report) {
 // Without the offset 0, the search behind running jobs would be done twice. While a kind is paused, the query searches
 // the first $3 jobs of each lane for the oldest due job of another kind.
 //
-// The last two columns are for the findings: how many supervisors serve the queue, and how many pages of jobs_claim_idx
-// it took to find the first jobs of all lanes. A claim without a floor takes as many. To count them, the server's count
-// at the beginning, which sqlDepthsPlan keeps, is subtracted from its count after these jobs are found.
+// The last three columns are for the findings: how many supervisors serve the queue, how many pages it took to find the
+// first jobs of all lanes, and how many it takes at most if no dead or running jobs are in the way. A claim without a
+// floor reads as many. sqlDepthsPlan keeps the server's count of pages from before, and the query subtracts it.
 const (
 	// sqlUnfinished counts the unfinished jobs of a queue (the column name), up to a limit (the column most): the jobs
 	// of each state, the due jobs, and all jobs (n).
@@ -181,8 +181,10 @@ const (
 	// sqlDead counts the dead letters of the same queue, up to the same limit.
 	sqlDead       = `(select count(*) from (select from jobs where discard_reason is not null and queue = name order by kind limit most) j)`
 	sqlDepthsPlan = `select set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true),
-	set_config('drover.fetched', pg_stat_get_xact_blocks_fetched(` + health.ClaimIndex + `)::text, true)`
-	sqlDepths = `
+	set_config('drover.fetched', (` + sqlFetched + `)::text, true)`
+	// sqlFetched is how many pages of the table jobs and of jobs_claim_idx this transaction has read.
+	sqlFetched = `pg_stat_get_xact_blocks_fetched('jobs'::regclass) + pg_stat_get_xact_blocks_fetched(` + health.ClaimIndex + `)`
+	sqlDepths  = `
 with recursive lanes(queue, lane, at, id, state, queues) as (
 	(select queue, lane, scheduled_at, id, state, 1 from jobs where finalized_at is null order by queue, lane, scheduled_at, id limit 1)
 	union all
@@ -191,13 +193,15 @@ with recursive lanes(queue, lane, at, id, state, queues) as (
 		order by j.queue, j.lane, j.scheduled_at, j.id limit 1
 	) n where l.queues <= $2
 ), waiting as materialized (
-	select queue, array_agg(lane order by lane desc) as lanes, array_agg(due order by lane desc) as dues, array_agg(id order by lane desc) as ids, case when min(at) <= now() then min(at) end as first, max(pg_stat_get_xact_blocks_fetched(` + health.ClaimIndex + `)) as fetched from (
+	select queue, array_agg(lane order by lane desc) as lanes, array_agg(due order by lane desc) as dues, array_agg(id order by lane desc) as ids, case when min(at) <= now() then min(at) end as first from (
 		select l.queue, l.lane, l.at as due, l.id, case when l.state <> 'running' then l.at else (
 			select j.scheduled_at from jobs j
 			where j.finalized_at is null and j.state <> 'running' and j.queue = l.queue and j.lane = l.lane and (j.scheduled_at, j.id) > (l.at, l.id)
 			order by j.scheduled_at, j.id limit 1
 		) end as at from lanes l offset 0
 	) l group by queue
+), cost as materialized (
+	select ` + sqlFetched + ` - current_setting('drover.fetched')::bigint as pages, coalesce(10 * sum(cardinality(lanes)), 0) as usual from waiting
 ), dead(queue) as (
 	(select queue from jobs where discard_reason is not null order by queue limit 1)
 	union all
@@ -209,8 +213,8 @@ with recursive lanes(queue, lane, at, id, state, queues) as (
 	order by 1 limit $2
 ), served as materialized (
 	select name, exists (select from drover_limits l where l.scope in ('all', 'queue:' || name) and l.held_until > now()) as paused, w.lanes, w.dues, w.ids, w.first,
-		(select count(*) from drover_supervisors s where name = any(s.queues) and ` + health.Claiming + `) as supervisors, ` + sqlUnfinished + ` as few, ` + sqlDead + ` as few_dead
-	from named left join waiting w on w.queue = name cross join (select $5::int as most) bound
+		(select count(*) from drover_supervisors s where name = any(s.queues) and ` + health.Claiming + `) as supervisors, ` + sqlUnfinished + ` as few, ` + sqlDead + ` as few_dead, cost.*
+	from cost cross join named left join waiting w on w.queue = name cross join (select $5::int as most) bound
 ), sampled as materialized (
 	select queue, max(pages) filter (where state <> 'discarded') >= greatest(20, 4 * $1 / part) as enough, max(pages) filter (where state = 'discarded') >= greatest(20, 4 * $1 / part) as enough_dead,
 		jsonb_object_agg(state, round(n * part)::bigint) || jsonb_build_object('due', round(sum(due * part))::bigint) as jobs
@@ -222,12 +226,12 @@ with recursive lanes(queue, lane, at, id, state, queues) as (
 		group by queue, state, part
 	) j group by queue, part
 ), counted as materialized (
-	select q.name, counts.jobs, suspects.n as suspects, s.enough is true as enough, counts.dead, s.enough_dead is true as enough_dead, coalesce(s.jobs, '{}') as sample, q.paused, q.supervisors,
+	select q.name, counts.jobs, suspects.n as suspects, s.enough is true as enough, counts.dead, s.enough_dead is true as enough_dead, coalesce(s.jobs, '{}') as sample, q.paused, q.supervisors, q.pages, q.usual,
 		case when q.paused then null when held.kinds = '{}' then q.first else (
-			select min(o.at) from unnest(q.lanes) as l(lane) cross join lateral (
+			select min(o.at) from unnest(q.lanes, q.dues, q.ids) as l(lane, due, id) cross join lateral (
 				select j.scheduled_at as at from (
 					select scheduled_at, kind from jobs
-					where finalized_at is null and state <> 'running' and queue = q.name and lane = l.lane and scheduled_at <= now()
+					where finalized_at is null and state <> 'running' and queue = q.name and lane = l.lane and scheduled_at <= now() and (scheduled_at, jobs.id) >= (l.due, l.id)
 					order by scheduled_at, id limit $3
 				) j where j.kind <> all(held.kinds) limit 1
 			) o
@@ -243,12 +247,11 @@ with recursive lanes(queue, lane, at, id, state, queues) as (
 		select count(*) as n from (select from jobs where finalized_at is null and queue = name and lane >= 20 order by lane, scheduled_at, id limit $1) j
 	) suspects
 )
-select name, jobs::text, suspects, enough or (jobs->'n')::int > $1, dead, enough_dead or dead > $1, sample::text, paused, case when due is not null then greatest(due, '0001-01-02+00') end, supervisors,
-	coalesce((select max(fetched) from waiting) - current_setting('drover.fetched')::bigint, 0)
+select name, jobs::text, suspects, enough or (jobs->'n')::int > $1, dead, enough_dead or dead > $1, sample::text, paused, case when due is not null then greatest(due, '0001-01-02+00') end, supervisors, pages, usual
 from counted order by name`
 )
 
-// readDepth returns a function that reads a row of sqlDepths into the snapshot. It also adds the queue to claim.
+// readDepth returns a function that reads a row of sqlDepths into the snapshot, and what findings need of it into claim.
 func (s *Snapshot) readDepth(claim *health.Claim) func(pgx.Rows) error {
 	return func(rows pgx.Rows) error {
 		var q QueueDepth
@@ -257,25 +260,22 @@ func (s *Snapshot) readDepth(claim *health.Claim) func(pgx.Rows) error {
 		var suspects, dead int64
 		var more, moreDead bool // the queue has more jobs, or more dead letters, than were counted
 		var supervisors int
-		if err := rows.Scan(&q.Queue, &jobs, &suspects, &more, &dead, &moreDead, &sample, &q.Paused, &q.OldestDue, &supervisors, &claim.FullBuffers); err != nil {
+		if err := rows.Scan(&q.Queue, &jobs, &suspects, &more, &dead, &moreDead, &sample, &q.Paused, &q.OldestDue, &supervisors, &claim.FullBuffers, &claim.FloorBuffers); err != nil {
 			return err
 		}
 		if err := errors.Join(json.Unmarshal([]byte(jobs), &q.Jobs), json.Unmarshal([]byte(sample), &sampled)); err != nil {
 			return err
 		}
 		q.count(sampled, dead, more, moreDead)
-		claim.Queues = append(claim.Queues, health.Queue{Queue: q.Queue, OldestDue: q.OldestDue, OldestOpen: q.OldestDue, Supervisors: supervisors})
-		claim.FloorBuffers += usualPages
+		if q.OldestDue != nil {
+			claim.Queues = append(claim.Queues, health.Queue{Queue: q.Queue, OldestDue: q.OldestDue, OldestOpen: q.OldestDue, Supervisors: supervisors})
+		}
 		if s.Queues = append(s.Queues, q); len(s.Queues) <= snapshotQueues { // the method take drops the queues beyond snapshotQueues
 			s.Suspects += suspects
 		}
 		return nil
 	}
 }
-
-// usualPages is about what sqlDepths reads of jobs_claim_idx to find the first jobs of a queue with all 36 lanes, if no
-// dead or running jobs are in the way.
-const usualPages = 150
 
 // count completes the numbers of jobs of each state, which sqlDepths has counted up to a bound, from the sample.
 func (q *QueueDepth) count(sampled map[State]int64, dead int64, more, moreDead bool) {

@@ -194,6 +194,10 @@ func TestFindings(t *testing.T) {
 	if f := off.Findings[0]; f.Level != "critical" || f.Name != "autovacuum" || !strings.Contains(f.Do, "autovacuum = on") {
 		t.Errorf("autovacuum off: %+v", f)
 	}
+	replica := Report{standby: true, Claim: Claim{FullBuffers: 1_000_000}}
+	if replica.judge(); slices.ContainsFunc(replica.Findings, func(f Finding) bool { return f.Name == "claim_cost" }) {
+		t.Errorf("a standby: %+v", replica.Findings)
+	}
 	well := Report{Autovacuum: true}
 	well.judge()
 	var names []string

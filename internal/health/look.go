@@ -280,7 +280,7 @@ type Part struct {
 func Look(ctx context.Context, pool *pg.Pool) (*Report, error) {
 	h := New()
 	c := &h.Claim
-	err := h.look(ctx, pool, laneCount, liveCount, true, []Part{
+	err := h.look(ctx, pool, []Part{
 		// The probes come before the statements that scan lanes from the beginning. Such a scan removes index entries
 		// that are dead for every transaction, so the probes would not meet these entries any more.
 		{Name: "claim_floor", Read: readProbe(&c.FloorBuffers, nil), SQL: sqlProbe, Args: []any{floors.SettleTime.Seconds()}},
@@ -290,21 +290,32 @@ func Look(ctx context.Context, pool *pg.Pool) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
+	h.judge()
 	return h, nil
 }
 
 // Brief does the same as Look, for callers that come back every few seconds. It reads little of large tables, and no
 // sizes of tables. Instead of Look's parts about queues and the cost of a claim, it reads the parts in the parameter
-// first, which have to fill Queues, FloorBuffers and FullBuffers of Claim.
+// first. They have to fill FloorBuffers and FullBuffers of Claim, and Queues with all queues that have a due job. Brief
+// keeps the 100 queues that have waited longest.
 func (h *Report) Brief(ctx context.Context, pool *pg.Pool, first ...Part) error {
 	h.brief = true
-	return h.look(ctx, pool, 5, 0, false, first)
+	if err := h.look(ctx, pool, first); err != nil {
+		return err
+	}
+	c := &h.Claim
+	slices.SortStableFunc(c.Queues, func(a, b Queue) int { return a.OldestDue.Compare(*b.OldestDue) })
+	c.Queues = c.Queues[:min(len(c.Queues), 100)]
+	h.judge()
+	return nil
 }
 
-// look reads the parts in the parameter first, and the parts that Look and Brief share. soon is how many jobs of each
-// lane that are due later are searched for jobs that wait because of the clock. live is how many rows of jobs_claim_idx
-// are counted; if there are more, their number is from ANALYZE. sizes: read the sizes of the tables.
-func (h *Report) look(ctx context.Context, pool *pg.Pool, soon, live int, sizes bool, first []Part) error {
+// look reads the parts in the parameter first, and the parts that Look and Brief share.
+func (h *Report) look(ctx context.Context, pool *pg.Pool, first []Part) error {
+	soon, live := laneCount, liveCount
+	if h.brief {
+		soon, live = 5, 0
+	}
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
 		return pg.Classify(err)
@@ -320,7 +331,7 @@ func (h *Report) look(ctx context.Context, pool *pg.Pool, soon, live int, sizes 
 	for _, part := range append(first,
 		Part{Name: "holders", Read: pg.Into(&h.Holders, pgx.RowToStructByPos[Holder]), SQL: sqlHolders},
 		Part{Name: "locks", Read: h.readBlocker, SQL: sqlBlockers, Args: []any{h.schema, tables()}},
-		Part{Name: "tables", Read: pg.Into(&h.Tables, pgx.RowToStructByPos[Table]), SQL: sqlTables, Args: []any{h.schema, tables(), sizes}},
+		Part{Name: "tables", Read: pg.Into(&h.Tables, pgx.RowToStructByPos[Table]), SQL: sqlTables, Args: []any{h.schema, tables(), !h.brief}},
 		Part{Name: "supervisors", Read: func(rows pgx.Rows) error { return rows.Scan(&n.Alive, &n.Draining, &n.Silent, &n.Lost) }, SQL: sqlSupervisors},
 		Part{Name: "claim_index", Read: func(rows pgx.Rows) error { return rows.Scan(&c.IndexBytes, &c.Unfinished, &c.unseen) }, SQL: sqlIndex, Args: []any{live}},
 		Part{Name: "set_aside", Read: h.readSetAside, SQL: sqlSetAside},
@@ -332,7 +343,6 @@ func (h *Report) look(ctx context.Context, pool *pg.Pool, soon, live int, sizes 
 			return err
 		}
 	}
-	h.judge()
 	return nil
 }
 

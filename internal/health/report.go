@@ -117,8 +117,8 @@ type blocker struct {
 // Claims after a start of the supervisor or after the end of a pause of a kind have no floor, and full sweeps read from
 // the beginning as well.
 type Claim struct {
-	Queues       []Queue `json:"queues"`        // queues with unfinished jobs, at most 100; first the queue whose oldest due job has waited longest
-	FloorBuffers int64   `json:"floor_buffers"` // pages read to find the first due job of each lane of all queues, from a floor 1 s ago
+	Queues       []Queue `json:"queues"`        // queues with unfinished jobs (Brief: with due jobs), at most 100; first the queue whose oldest due job has waited longest
+	FloorBuffers int64   `json:"floor_buffers"` // pages read to find the first due job of each lane of all queues, from a floor 1 s ago (Brief: 10 for each lane that has a job)
 	FullBuffers  int64   `json:"full_buffers"`  // the same without a floor; dead rows and running jobs increase this number
 	FullMS       float64 `json:"full_ms"`
 	IndexBytes   int64   `json:"index_bytes"` // the size of jobs_claim_idx

@@ -1776,8 +1776,20 @@ func mutants() (all []mutant) {
 			},
 			{
 				name: "snapshot-claims-for-free", bug: "a snapshot does not see what a claim costs",
-				old:   "max(pg_stat_get_xact_blocks_fetched(` + health.ClaimIndex + `)) as fetched",
-				new:   "max(current_setting('drover.fetched')::bigint) as fetched",
+				old:   "select ` + sqlFetched + ` - current_setting('drover.fetched')::bigint as pages",
+				new:   "select 0 as pages",
+				tests: []string{"TestASnapshotReadsDeadEntriesOnce"},
+			},
+			{
+				name: "snapshot-claims-by-index-alone", bug: "a snapshot counts a page of the index for all the rows to which it leads",
+				old:   "pg_stat_get_xact_blocks_fetched('jobs'::regclass) + pg_stat",
+				new:   "pg_stat",
+				tests: []string{"TestASnapshotReadsDeadEntriesOnce"},
+			},
+			{
+				name: "snapshot-pause-steps-twice", bug: "a snapshot steps over dead entries again while a kind is paused",
+				old:   " and (scheduled_at, jobs.id) >= (l.due, l.id)",
+				new:   "",
 				tests: []string{"TestASnapshotReadsDeadEntriesOnce"},
 			},
 		}},
@@ -2065,6 +2077,12 @@ func mutants() (all []mutant) {
 				old:   "when not exists (select from held h where h.scope like 'kind:%') then",
 				new:   "when true then",
 				tests: []string{"TestPausedJobsAreNotLate"},
+			},
+			{
+				name: "brief-in-any-order", bug: "a snapshot names the queues that have waited shortest",
+				old:   "slices.SortStableFunc(c.Queues, func(a, b Queue) int { return a.OldestDue.Compare(*b.OldestDue) })",
+				new:   "slices.SortStableFunc(c.Queues, func(a, b Queue) int { return b.OldestDue.Compare(*a.OldestDue) })",
+				tests: []string{"TestASnapshotOfManyLateQueues"},
 			},
 			{
 				name: "reads-need-a-primary", bug: "the health of a standby cannot be looked at",
