@@ -224,11 +224,12 @@ $$;
 -- +goose StatementEnd
 comment on function drover_count(jsonb) is 'How many jobs match a filter. For dead letters by queue, kind, reason, class, fingerprint and finalized_at, the function reads only an index. For other filters it reads the rows.';
 
-create function drover_newest_dead(reason text, most int, since timestamptz default '-infinity') returns table (id text, queue text, kind text, finalized_at timestamptz)
+create function drover_newest_dead(reason text, most int) returns table (id text, queue text, kind text, finalized_at timestamptz)
 language sql stable set enable_seqscan = off set enable_bitmapscan = off set enable_sort = on set jit = off as $$
 	-- With jobs_discarded_groups_idx the statement skips from one queue and kind with dead letters to
 	-- the next, and does not read the entries in between. It looks at up to 1,000 such jobs of each
-	-- queue and kind, from the end of the index: the newest jobs of a fingerprint first.
+	-- queue and kind, or more if most is more, from the end of the index: the newest jobs of a
+	-- fingerprint first.
 	with recursive dead(queue, kind) as (
 		(select j.queue, j.kind from jobs j where j.discard_reason is not null order by j.queue, j.kind limit 1)
 		union all
@@ -238,11 +239,11 @@ language sql stable set enable_seqscan = off set enable_bitmapscan = off set ena
 	)
 	select c.id, d.queue, d.kind, c.finalized_at
 	from dead d cross join lateral (
-		select j.id, j.finalized_at from jobs j where j.discard_reason = reason and j.queue = d.queue and j.kind = d.kind and j.finalized_at > since order by j.class desc, j.fingerprint desc, j.finalized_at desc limit 1000
+		select j.id, j.finalized_at from jobs j where j.discard_reason = reason and j.queue = d.queue and j.kind = d.kind order by j.class desc, j.fingerprint desc, j.finalized_at desc limit greatest(1000, most)
 	) c
 	order by c.finalized_at desc, c.id desc limit most
 $$;
-comment on function drover_newest_dead(text, int, timestamptz) is 'The newest dead letters that were discarded for a reason, after a time.';
+comment on function drover_newest_dead(text, int) is 'The newest dead letters that were discarded for a reason.';
 
 create function drover_unknown(filter jsonb) returns setof text language sql stable set enable_seqscan = off set jit = off as $$
 	select distinct f.id from jsonb_array_elements_text(filter->'ids') as f(id) where (select true from jobs j where j.id = f.id) is null order by 1

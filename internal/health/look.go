@@ -234,9 +234,9 @@ const sqlSetAside = `
 select count(*) over (), path, job, error, code, tries, least(greatest(first_at, '0001-01-02+00'), '9999-12-30+00'), least(greatest(retry_at, '0001-01-02+00'), '9999-12-30+00')
 from drover_set_aside order by first_at, path, job limit 10`
 
-// sqlRefused counts the jobs that were discarded in the last day with the reason refused: up to 1,000 of each queue and
-// kind, and 100,000 in all.
-const sqlRefused = `select count(*) from drover_newest_dead('refused', 100000, now() - interval '1 day')`
+// sqlRefused counts the jobs that were discarded in the last day with the reason refused, up to $1. It looks at up to
+// $1 refused jobs of each queue and kind, whenever they were discarded.
+const sqlRefused = `select count(*) from drover_newest_dead('refused', $1) where finalized_at > now() - interval '1 day'`
 
 // sqlPeriodic lists three sorts of schedules: schedules that have been due for a minute and have not ticked, schedules
 // that have no next tick although nobody has paused them for good, and schedules whose last tick failed. It leaves out
@@ -261,6 +261,7 @@ const (
 	partTimeout = 2 * time.Second
 	laneCount   = 1000    // jobs of a lane that are counted (due ones), or searched by sqlQueues and sqlClock
 	liveCount   = 100_000 // rows of jobs_claim_idx that are counted
+	deadCount   = 100_000 // refused jobs of a queue and kind that are looked at
 )
 
 // Part is one statement of a look.
@@ -312,9 +313,9 @@ func (h *Report) Brief(ctx context.Context, pool *pg.Pool, first ...Part) error 
 
 // look reads the parts in the parameter first, and the parts that Look and Brief share.
 func (h *Report) look(ctx context.Context, pool *pg.Pool, first []Part) error {
-	soon, live := laneCount, liveCount
+	soon, live, dead := laneCount, liveCount, deadCount
 	if h.brief {
-		soon, live = 5, 0
+		soon, live, dead = 5, 0, 1000
 	}
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
@@ -335,7 +336,7 @@ func (h *Report) look(ctx context.Context, pool *pg.Pool, first []Part) error {
 		Part{Name: "supervisors", Read: func(rows pgx.Rows) error { return rows.Scan(&n.Alive, &n.Draining, &n.Silent, &n.Lost) }, SQL: sqlSupervisors},
 		Part{Name: "claim_index", Read: func(rows pgx.Rows) error { return rows.Scan(&c.IndexBytes, &c.Unfinished, &c.unseen) }, SQL: sqlIndex, Args: []any{live}},
 		Part{Name: "set_aside", Read: h.readSetAside, SQL: sqlSetAside},
-		Part{Name: "refused", Read: func(rows pgx.Rows) error { return rows.Scan(&h.SetAside.Refused) }, SQL: sqlRefused},
+		Part{Name: "refused", Read: func(rows pgx.Rows) error { return rows.Scan(&h.SetAside.Refused) }, SQL: sqlRefused, Args: []any{dead}},
 		Part{Name: "periodic", Read: pg.Into(&h.Schedules, pgx.RowToStructByPos[Schedule]), SQL: sqlPeriodic},
 		Part{Name: "clock", Read: func(rows pgx.Rows) error { return rows.Scan(&h.Clock.Latest, &h.Clock.Waiting) }, SQL: sqlClock, Args: []any{soon}},
 	) {

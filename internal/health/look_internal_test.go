@@ -804,3 +804,31 @@ func TestHealthNamesSchedules(t *testing.T) {
 		}
 	}
 }
+
+// F-1: drover health counts all jobs that were refused in the last day. Brief reads little, however many there are.
+func TestRefusedJobsAreCounted(t *testing.T) {
+	t.Parallel()
+	db := newTestDB(t)
+	db.exec(t, `insert into jobs (kind, state, finalized_at, discard_reason, class) select case when i > 1500 then 'old' else 'new' end, 'discarded', now() - i * interval '1 min', 'refused', 'refused' from generate_series(1, 30000) i where i < 1440 or i > 1500`)
+	if h := db.health(t); h.SetAside.Refused != 1439 {
+		t.Errorf("refused: %d, want 1439", h.SetAside.Refused)
+	}
+	brief := New()
+	if err := brief.Brief(t.Context(), db.pool()); err != nil || brief.SetAside.Refused != 1000 {
+		t.Errorf("refused: %d, want 1000, %v", brief.SetAside.Refused, err)
+	}
+	one := db.via(t, func(config *pgxpool.Config) { config.MaxConns = 1 })
+	var doc []byte
+	for range 2 { // the first time, the session reads the catalogs
+		doc = value[[]byte](t, one, "explain (analyze, buffers, format json) "+sqlRefused, 1000)
+	}
+	var plans []struct {
+		Plan struct {
+			Hit  int `json:"Shared Hit Blocks"`
+			Read int `json:"Shared Read Blocks"`
+		}
+	}
+	if err := json.Unmarshal(doc, &plans); err != nil || plans[0].Plan.Hit+plans[0].Plan.Read > 500 {
+		t.Errorf("Brief reads %+v to count refused jobs, %v", plans, err)
+	}
+}

@@ -1626,9 +1626,21 @@ func mutants() (all []mutant) {
 			},
 			{
 				name: "oldest-quarantined", bug: "a snapshot names the oldest quarantined jobs of a kind with over a thousand",
-				old:   "order by j.class desc, j.fingerprint desc, j.finalized_at desc limit 1000",
-				new:   "order by j.class, j.fingerprint, j.finalized_at limit 1000",
+				old:   "order by j.class desc, j.fingerprint desc, j.finalized_at desc limit greatest(1000, most)",
+				new:   "order by j.class, j.fingerprint, j.finalized_at limit greatest(1000, most)",
 				tests: []string{"TestTheNewestQuarantinedOfMany"},
+			},
+			{
+				name: "refused-up-to-a-thousand", bug: "health counts up to a thousand refused jobs of a kind",
+				old:   "limit greatest(1000, most)",
+				new:   "limit 1000",
+				tests: []string{"TestRefusedJobsAreCounted"},
+			},
+			{
+				name: "refused-without-bound", bug: "a snapshot reads all refused jobs, however old",
+				old:   "limit greatest(1000, most)",
+				new:   "limit null",
+				tests: []string{"TestRefusedJobsAreCounted"},
 			},
 			{
 				name: "rerun-many-twice", bug: "a rerun by filter takes up jobs that were rerun before",
