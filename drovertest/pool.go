@@ -63,9 +63,9 @@ func NewURL(t testing.TB, url string) string {
 	t.Helper()
 	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 	defer stop()
-	config, err := pgx.ParseConfig(url)
+	config, err := pgxpool.ParseConfig(url) // unlike pgx.ParseConfig, it knows settings such as pool_max_conns
 	check(t, err)
-	schema, conn, err := take(ctx, config)
+	schema, conn, err := take(ctx, config.ConnConfig)
 	if err != nil {
 		t.Fatalf("drovertest: getting a schema for the test: %v", err)
 	}
@@ -79,7 +79,7 @@ func NewURL(t testing.TB, url string) string {
 			t.Errorf("drovertest: %v", err)
 		}
 	})
-	return inSchema(url, schema, config.RuntimeParams["search_path"])
+	return inSchema(url, schema, config.ConnConfig.RuntimeParams["search_path"])
 }
 
 // inSchema returns a connection string, a URL or key=value pairs, for sessions in a schema.

@@ -275,12 +275,20 @@ func TestNewURL(t *testing.T) {
 	}
 }
 
-// An edit changes the pool.
+// An edit changes the pool, and so do settings of the pool in the address.
 func TestNewPoolIsEdited(t *testing.T) {
 	t.Parallel()
 	pool := drovertest.NewPool(t, pgtest.URL(t), func(config *pgxpool.Config) { config.MaxConns = 3 })
 	if n := pool.Config().MaxConns; n != 3 {
 		t.Errorf("%d connections", n)
+	}
+	config, err := pgx.ParseConfig(pgtest.URL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := fmt.Sprintf("postgres://%s:%s@/%s?host=%s&port=%d&sslmode=disable&pool_max_conns=2", config.User, config.Password, config.Database, config.Host, config.Port)
+	if n := drovertest.NewPool(t, url).Config().MaxConns; n != 2 {
+		t.Errorf("%d connections, and the address says 2", n)
 	}
 }
 
