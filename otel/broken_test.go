@@ -2,6 +2,7 @@ package droverotel_test
 
 import (
 	"context"
+	"errors"
 	"os/exec"
 	"slices"
 	"strings"
@@ -24,6 +25,10 @@ import (
 type (
 	badExporter   struct{}
 	badPropagator struct{ fixed }
+	losing        struct{ fixed } // a propagator that returns a context of its own
+	losingNil     struct{ fixed }
+	losingTracers struct{ noop.TracerProvider }
+	losingTracer  struct{ noop.Tracer }
 	badTracers    struct{ noop.TracerProvider }
 	badTracer     struct{ noop.Tracer }
 	nilTracers    struct{ noop.TracerProvider }
@@ -44,6 +49,16 @@ func (badPropagator) Extract(context.Context, propagation.TextMapCarrier) contex
 	panic("extract")
 }
 
+func (losing) Extract(context.Context, propagation.TextMapCarrier) context.Context {
+	return context.Background()
+}
+func (losingNil) Extract(context.Context, propagation.TextMapCarrier) context.Context { return nil }
+
+func (losingTracers) Tracer(string, ...trace.TracerOption) trace.Tracer { return losingTracer{} }
+func (losingTracer) Start(context.Context, string, ...trace.SpanStartOption) (context.Context, trace.Span) {
+	return context.Background(), noop.Span{}
+}
+
 func (badTracers) Tracer(string, ...trace.TracerOption) trace.Tracer { return badTracer{} }
 func (nilTracers) Tracer(string, ...trace.TracerOption) trace.Tracer { return nil }
 func (nilSpans) Tracer(string, ...trace.TracerOption) trace.Tracer   { return nilSpan{} }
@@ -57,7 +72,7 @@ func (nilSpan) Start(context.Context, string, ...trace.SpanStartOption) (context
 	return nil, nil
 }
 
-// Telemetry that panics, or returns nil, costs no job.
+// Telemetry that panics, or returns nil or another context, costs no job, and the handler has its deadline.
 func TestBrokenTelemetryCostsNoJob(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.NewMigratedPool(t)
@@ -67,6 +82,9 @@ func TestBrokenTelemetryCostsNoJob(t *testing.T) {
 		},
 		"propagator": func(o *droverotel.Options) { o.Propagator = badPropagator{} },
 		"tracer":     func(o *droverotel.Options) { o.TracerProvider = badTracers{} },
+		"lost":       func(o *droverotel.Options) { o.Propagator = losing{} },
+		"nil":        func(o *droverotel.Options) { o.Propagator = losingNil{} },
+		"lost span":  func(o *droverotel.Options) { o.TracerProvider = losingTracers{} },
 		"no span":    func(o *droverotel.Options) { o.TracerProvider = nilSpans{} },
 		"name":       func(o *droverotel.Options) { o.SpanName = func(string, string, string) string { panic("name") } },
 		"all global": func(o *droverotel.Options) { *o = droverotel.Options{} },
@@ -78,7 +96,13 @@ func TestBrokenTelemetryCostsNoJob(t *testing.T) {
 				t.Errorf("metadata = %v", stored)
 			}
 			r.exec(t, `update jobs set metadata = metadata || '{"a": "x"}' where id = $1`, id)
-			if e := r.run(t, r.client, 1, nothing)[0]; e.JobID != id || e.Error != "" {
+			handle := func(ctx context.Context, _ *drover.Job, _ work) error {
+				if _, bounded := ctx.Deadline(); !bounded {
+					return errors.New("the handler has no deadline")
+				}
+				return nil
+			}
+			if e := r.run(t, r.client, 1, handle)[0]; e.JobID != id || e.Error != "" {
 				t.Errorf("event %+v", e)
 			}
 		})

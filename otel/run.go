@@ -103,6 +103,9 @@ func (t *Telemetry) relate(ctx context.Context, job *drover.Job, opts []trace.Sp
 	}
 	parent := t.opts.Propagator.Extract(empty, c)
 	created := trace.SpanContextFromContext(parent)
+	if foreign(parent, ctx) {
+		parent = trace.ContextWithRemoteSpanContext(ctx, created)
+	}
 	if created.IsValid() {
 		opts = append(slices.Clip(opts), trace.WithLinks(trace.Link{SpanContext: created})) // a copy, because all runs share opts
 	}
