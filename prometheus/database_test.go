@@ -33,7 +33,7 @@ func TestGaugesAgreeWithTheRows(t *testing.T) {
 	write(t, pool, `insert into jobs (kind, queue, state, finalized_at, discard_reason) select 'charge', 'payments', 'discarded', now(), 'operator' from generate_series(1, 5)`)
 	write(t, pool, `insert into drover_supervisors (id, lease_ms, queues, slots, in_flight, beat_at, lost_at) values
 		('alive', 30000, '{payments,empty}', '{"payments": 7}', '{a,b}', now(), null),
-		('silent', 30000, '{payments}', '{"payments": 9}', '{}', now() - interval '1 min', null),
+		('silent', 30000, '{payments}', '{"payments": 9}', '{c}', now() - interval '1 min', null),
 		('lost', 30000, '{payments}', '{"payments": 9}', '{}', now() - interval '1 min', now())`)
 	write(t, pool, `insert into drover_set_aside (path, job, error, code, retry_at) values ('rescue', 'x', 'cursed', 'P0001', now())`)
 	redrive, err := client.StartRedrive(t.Context(), drover.RedrivePlan{Filter: drover.Filter{Queue: "payments"}}, drover.Audit{})
@@ -52,7 +52,7 @@ func TestGaugesAgreeWithTheRows(t *testing.T) {
 		"drover_up{}": 1, "drover_jobs{payments,available}": 3, "drover_jobs{payments,discarded}": 5, "drover_jobs{payments,running}": 0,
 		"drover_jobs{other,available}": 2, "drover_jobs{other,retryable}": 1, "drover_jobs{empty,available}": 0, "drover_oldest_due_seconds{empty}": 0,
 		"drover_jobs_estimated{payments}": 0, "drover_paused{queue:q1}": 1, "drover_suspects{}": 1, "drover_set_aside{}": 1,
-		"drover_supervisors{alive}": 1, "drover_supervisors{silent}": 1, "drover_supervisors{lost}": 1, "drover_supervisors{draining}": 0,
+		"drover_supervisors{alive}": 1, "drover_supervisors{silent}": 1, "drover_supervisors{lost}": 1, "drover_supervisors{draining}": 0, "drover_in_flight{}": 2,
 		"drover_findings{warning,supervisors}": 1, "drover_findings{warning,claim_lag}": 1,
 		"drover_redrives{running}": 1, "drover_redrives{paused}": 0,
 		"drover_redrive_jobs{released}": 2, "drover_redrive_jobs{waiting}": 3, "drover_redrive_jobs{skipped}": 1,

@@ -138,12 +138,13 @@ func tables() []string {
 	}
 }
 
-// sqlSupervisors counts the supervisors by state. It reads the whole table, which has one row for each supervisor. A
+// sqlSupervisors counts the supervisors by state, and the jobs that those alive and draining run. It reads the whole table, which has one row for each supervisor. A
 // silent supervisor has sent no heartbeat for a lease, and no other supervisor has declared it lost yet.
 const sqlSupervisors = `
-select count(*) filter (where state = 'alive'), count(*) filter (where state = 'draining'), count(*) filter (where state = 'silent'), count(*) filter (where state = 'lost')
+select count(*) filter (where state = 'alive'), count(*) filter (where state = 'draining'), count(*) filter (where state = 'silent'), count(*) filter (where state = 'lost'),
+	coalesce(sum(cardinality(in_flight)) filter (where state in ('alive', 'draining')), 0)
 from (
-	select case when lost_at is not null then 'lost' when beat_at < now() - least(lease_ms, 1000000000000) * interval '1 ms' then 'silent' when draining then 'draining' else 'alive' end as state
+	select in_flight, case when lost_at is not null then 'lost' when beat_at < now() - least(lease_ms, 1000000000000) * interval '1 ms' then 'silent' when draining then 'draining' else 'alive' end as state
 	from drover_supervisors
 ) s`
 
@@ -254,14 +255,20 @@ order by p.next_at, p.name limit 10`
 // that are due later.
 const sqlClock = `select latest, waiting from drover_clock($1)`
 
+// sqlLockTimeout bounds the wait for a lock to 0.3 s, unless the application's own bound is shorter. If somebody has
+// locked the table jobs, several parts wait for the same lock, one after another.
+const sqlLockTimeout = `
+select set_config('lock_timeout', '300ms', true) where current_setting('lock_timeout')::interval not between interval '1 us' and interval '300 ms'`
+
 // onStandby is the text of NotSeen.Why for a part that only the primary knows.
 const onStandby = "this server is a standby"
 
 const (
-	partTimeout = 2 * time.Second
-	laneCount   = 1000    // jobs of a lane that are counted (due ones), or searched by sqlQueues and sqlClock
-	liveCount   = 100_000 // rows of jobs_claim_idx that are counted
-	deadCount   = 100_000 // refused jobs of a queue and kind that are looked at
+	partTimeout  = 2 * time.Second
+	briefTimeout = 4 * time.Second // for all parts of Brief; a scrape of metrics has 5 s
+	laneCount    = 1000            // jobs of a lane that are counted (due ones), or searched by sqlQueues and sqlClock
+	liveCount    = 100_000         // rows of jobs_claim_idx that are counted
+	deadCount    = 100_000         // refused jobs of a queue and kind that are looked at
 )
 
 // Part is one statement of a look.
@@ -298,7 +305,8 @@ func Look(ctx context.Context, pool *pg.Pool) (*Report, error) {
 // Brief does the same as Look, for callers that come back every few seconds. It reads little of large tables, and no
 // sizes of tables. Instead of Look's parts about queues and the cost of a claim, it reads the parts in the parameter
 // first. They have to fill FloorBuffers and FullBuffers of Claim, and Queues with all queues that have a due job. Brief
-// keeps the 100 queues that have waited longest.
+// keeps the 100 queues that have waited longest. A part waits 0.3 s for a lock at most, and all parts together take 4 s
+// at most; NotSeen lists the parts that got no time.
 func (h *Report) Brief(ctx context.Context, pool *pg.Pool, first ...Part) error {
 	h.brief = true
 	if err := h.look(ctx, pool, first); err != nil {
@@ -315,7 +323,8 @@ func (h *Report) Brief(ctx context.Context, pool *pg.Pool, first ...Part) error 
 func (h *Report) look(ctx context.Context, pool *pg.Pool, first []Part) error {
 	soon, live, dead := laneCount, liveCount, deadCount
 	if h.brief {
-		soon, live, dead = 5, 0, 1000
+		soon, live, dead = 20, 0, 1000
+		h.until = time.Now().Add(briefTimeout)
 	}
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
@@ -333,7 +342,7 @@ func (h *Report) look(ctx context.Context, pool *pg.Pool, first []Part) error {
 		Part{Name: "holders", Read: pg.Into(&h.Holders, pgx.RowToStructByPos[Holder]), SQL: sqlHolders},
 		Part{Name: "locks", Read: h.readBlocker, SQL: sqlBlockers, Args: []any{h.schema, tables()}},
 		Part{Name: "tables", Read: pg.Into(&h.Tables, pgx.RowToStructByPos[Table]), SQL: sqlTables, Args: []any{h.schema, tables(), !h.brief}},
-		Part{Name: "supervisors", Read: func(rows pgx.Rows) error { return rows.Scan(&n.Alive, &n.Draining, &n.Silent, &n.Lost) }, SQL: sqlSupervisors},
+		Part{Name: "supervisors", Read: func(rows pgx.Rows) error { return rows.Scan(&n.Alive, &n.Draining, &n.Silent, &n.Lost, &n.InFlight) }, SQL: sqlSupervisors},
 		Part{Name: "claim_index", Read: func(rows pgx.Rows) error { return rows.Scan(&c.IndexBytes, &c.Unfinished, &c.unseen) }, SQL: sqlIndex, Args: []any{live}},
 		Part{Name: "set_aside", Read: h.readSetAside, SQL: sqlSetAside},
 		Part{Name: "refused", Read: func(rows pgx.Rows) error { return rows.Scan(&h.SetAside.Refused) }, SQL: sqlRefused, Args: []any{dead}},
@@ -353,11 +362,22 @@ func (h *Report) read(ctx context.Context, conn pg.Conn, part Part) error {
 		h.NotSeen = append(h.NotSeen, NotSeen{Part: part.Name, Why: onStandby})
 		return nil
 	}
+	most := partTimeout
+	if h.brief {
+		most = min(most, time.Until(h.until).Truncate(time.Millisecond))
+	}
+	if most <= 0 {
+		h.NotSeen = append(h.NotSeen, NotSeen{Part: part.Name, Why: "the parts before it took too long", TimedOut: true})
+		return nil
+	}
 	// The time limit goes in an earlier round trip, because even the preparation of a statement may wait for locks.
 	var limit, query pg.Pipeline
 	limit.BeginReading()
 	limit.Exec(nil, pg.OnePlan)
-	limit.Exec(nil, `select set_config('statement_timeout', $1, true)`, fmt.Sprint(partTimeout.Milliseconds()))
+	limit.Exec(nil, `select set_config('statement_timeout', $1, true)`, fmt.Sprint(most.Milliseconds()))
+	if h.brief {
+		limit.Exec(nil, sqlLockTimeout)
+	}
 	if part.Plan != "" {
 		limit.Exec(nil, part.Plan)
 	}
@@ -377,7 +397,7 @@ func (h *Report) read(ctx context.Context, conn pg.Conn, part Part) error {
 	case refused.Code == "55P03" || refused.Code == "40001": // a lock, or the replay on a standby, was in the way
 		missing.TimedOut = true
 	case refused.Code == "57014" && ctx.Err() == nil:
-		missing.Why, missing.TimedOut = fmt.Sprintf("it took longer than %v", partTimeout), true
+		missing.Why, missing.TimedOut = fmt.Sprintf("it took longer than %v", most), true
 	case refused.Code[:2] == "22" || refused.Code[:2] == "54" || refused.Code[:2] == "XX":
 		missing.Failed = true
 	default:

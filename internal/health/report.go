@@ -17,9 +17,10 @@ type Report struct {
 	Clock       Clock       `json:"clock"`
 	NotSeen     []NotSeen   `json:"not_seen"` // the parts that could not be read
 
-	schema, role string // quoted
-	standby      bool   // the server is a standby, which lacks the primary's counts and clock
-	brief        bool   // it is the result of Brief
+	schema, role string    // quoted
+	standby      bool      // the server is a standby, which lacks the primary's counts and clock
+	brief        bool      // it is the result of Brief
+	until        time.Time // when Brief gives up the parts that are not read yet
 	blockers     []blocker
 }
 
@@ -140,8 +141,9 @@ type Queue struct {
 type Supervisors struct {
 	Alive    int `json:"alive"`
 	Draining int `json:"draining"`
-	Silent   int `json:"silent"` // no heartbeat for a lease
-	Lost     int `json:"lost"`   // declared lost: other supervisors rescue their jobs
+	Silent   int `json:"silent"`    // no heartbeat for a lease
+	Lost     int `json:"lost"`      // declared lost: other supervisors rescue their jobs
+	InFlight int `json:"in_flight"` // jobs that ran in the supervisors that are alive or draining, at their last heartbeats
 }
 
 // SetAside is about jobs that the database refuses to read or to change.

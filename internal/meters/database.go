@@ -24,6 +24,7 @@ const (
 	Suspects
 	SetAside
 	Supervisors
+	InFlight
 	Findings
 	Redrives
 	RedriveJobs
@@ -48,6 +49,7 @@ func Depths() []Def {
 			Name: "supervisors", Unit: "{supervisor}", Labels: []string{"state"},
 			Help: "Supervisors of all processes: alive, draining, silent (no heartbeat for a lease) or lost (their jobs are being rescued).",
 		},
+		InFlight:    {Name: "in_flight", Unit: "{job}", Help: "Jobs that ran in all processes when their supervisors sent their last heartbeats."},
 		Findings:    {Name: "findings", Unit: "{finding}", Labels: []string{"level", "name"}, Help: "What needs a person: findings of drover health."},
 		Redrives:    {Name: "redrives", Unit: "{redrive}", Labels: []string{"state"}, Help: "Redrives that have not ended, running or paused; at most the oldest 100."},
 		RedriveJobs: {Name: "redrive_jobs", Unit: "{job}", Labels: []string{"progress"}, Help: "Jobs of these redrives: released (made due again), waiting (to be released) or skipped (left as they were)."},
@@ -133,6 +135,7 @@ func (d *Database) Collect(ctx context.Context, see See) {
 		see(Supervisors, float64(snap.Supervisors.Draining), "draining")
 		see(Supervisors, float64(snap.Supervisors.Silent), "silent")
 		see(Supervisors, float64(snap.Supervisors.Lost), "lost")
+		see(InFlight, float64(snap.Supervisors.InFlight))
 	}
 	findings := map[[2]string]float64{}
 	for _, f := range snap.Findings {
