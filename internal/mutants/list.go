@@ -2085,6 +2085,18 @@ func mutants() (all []mutant) {
 		}},
 		{"internal/health/look.go", []mutant{
 			{
+				name: "snapshot-waits-for-locks", bug: "each part of a snapshot waits two seconds for the same lock",
+				old:   "\tif h.brief {\n\t\tlimit.Exec(nil, sqlLockTimeout)\n\t}\n",
+				new:   "",
+				tests: []string{"TestSnapshotBesideALockOnJobs"},
+			},
+			{
+				name: "silent-ones-run", bug: "jobs of a process that is silent count as running",
+				old:   "filter (where state in ('alive', 'draining')), 0)",
+				new:   ", 0)",
+				tests: []string{"TestGaugesAgreeWithTheRows"},
+			},
+			{
 				name: "paused-kind-is-late", bug: "health calls jobs of a paused kind late",
 				old:   "when not exists (select from held h where h.scope like 'kind:%') then",
 				new:   "when true then",
@@ -2682,6 +2694,12 @@ func mutants() (all []mutant) {
 			},
 		}},
 		{"otel/telemetry.go", []mutant{
+			{
+				name: "otel-takes-the-deadline", bug: "a propagator or tracer with a context of its own takes the handler's deadline away",
+				old:   "returned == nil || returned.Done() != ctx.Done()",
+				new:   "returned == nil",
+				tests: []string{"TestBrokenTelemetryCostsNoJob"},
+			},
 			{
 				name: "otel-trace-for-ever", bug: "a trace goes on for as long as its job is retried",
 				old:   "return age > time.Hour }",
