@@ -97,9 +97,10 @@ const (
 )
 
 // Snapshot reads the state of the whole queue. It changes nothing. It counts a bounded number of jobs in each queue, by
-// index. It takes about 4 s at most, and waits 0.3 s at most for a lock. NotSeen lists the parts that it could not read in
-// this time, or that the role may not read, and Snapshot returns no error. The role needs select on drover's tables. On a standby, NotSeen also lists the parts that only the primary
-// knows. To read retry budgets, call RetryBudgets. Errors: ErrNotMigrated.
+// index. It takes about 4 s at most, and waits 0.3 s at most for a lock. NotSeen lists the parts that it could not read
+// in this time, the parts that the role may not read, and on a standby the parts that only the primary knows; Snapshot
+// returns no error then. The role needs select on drover's tables. To read retry budgets, call RetryBudgets. Errors:
+// ErrNotMigrated.
 func (c *Client) Snapshot(ctx context.Context) (*Snapshot, error) {
 	s := &Snapshot{Findings: []Finding{}, Queues: []QueueDepth{}, Pauses: []PauseInfo{}, Quarantined: []QuarantinedJob{}, Redrives: []Redrive{}, NotSeen: []NotSeen{}}
 	h := health.New()

@@ -102,9 +102,9 @@ group by c.blocker, a.pid, a.application_name, a.usename, a.state order by min(w
 
 // sqlTables reads the server's counts of the tables $2 in schema $1. If $3 is set, it also reads their sizes, and
 // estimates the size that their live rows need from the widths that ANALYZE found, an overhead of 28 bytes a row, and
-// the fillfactor. The estimate is null if the table was never analyzed. The list of invalid indexes leaves out indexes of
-// a table on which a build is under way, because an index that is being built is not valid yet. The statement does not
-// read pg_stat_user_tables, which reads the catalog entries of all tables of the database.
+// the fillfactor. The estimate is null if the table was never analyzed. The list of invalid indexes leaves out indexes
+// of a table on which a build is under way, because an index that is being built is not valid yet. The statement does
+// not read pg_stat_user_tables, which reads the catalog entries of all tables of the database.
 const sqlTables = `
 with tables as (
 	select c.oid, c.relname, c.reltoastrelid, greatest(c.reltuples, 0) as reltuples, t.n, pg_stat_get_live_tuples(c.oid) as live,
@@ -138,8 +138,9 @@ func tables() []string {
 	}
 }
 
-// sqlSupervisors counts the supervisors by state, and the jobs that those alive and draining run. It reads the whole table, which has one row for each supervisor. A
-// silent supervisor has sent no heartbeat for a lease, and no other supervisor has declared it lost yet.
+// sqlSupervisors counts the supervisors by state, and the jobs that those alive and draining run. It reads the whole
+// table, which has one row for each supervisor. A silent supervisor has sent no heartbeat for a lease, and no other
+// supervisor has declared it lost yet.
 const sqlSupervisors = `
 select count(*) filter (where state = 'alive'), count(*) filter (where state = 'draining'), count(*) filter (where state = 'silent'), count(*) filter (where state = 'lost'),
 	coalesce(sum(cardinality(in_flight)) filter (where state in ('alive', 'draining')), 0)
