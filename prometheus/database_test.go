@@ -51,7 +51,7 @@ func TestGaugesAgreeWithTheRows(t *testing.T) {
 	expect(t, got, map[string]float64{
 		"drover_up{}": 1, "drover_jobs{payments,available}": 3, "drover_jobs{payments,discarded}": 5, "drover_jobs{payments,running}": 0,
 		"drover_jobs{other,available}": 2, "drover_jobs{other,retryable}": 1, "drover_jobs{empty,available}": 0, "drover_oldest_due_seconds{empty}": 0,
-		"drover_jobs_estimated{payments}": 0, "drover_paused{queue:q1}": 1, "drover_suspects{}": 1, "drover_set_aside{}": 1,
+		"drover_jobs_estimated{payments}": 0, "drover_due{payments}": 3, "drover_due{other}": 3, "drover_due{empty}": 0, "drover_paused{queue:q1}": 1, "drover_suspects{}": 1, "drover_set_aside{}": 1,
 		"drover_supervisors{alive}": 1, "drover_supervisors{silent}": 1, "drover_supervisors{lost}": 1, "drover_supervisors{draining}": 0, "drover_in_flight{}": 2,
 		"drover_findings{warning,supervisors}": 1, "drover_findings{warning,claim_lag}": 1,
 		"drover_redrives{running}": 1, "drover_redrives{paused}": 0,

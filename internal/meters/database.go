@@ -19,6 +19,7 @@ const (
 	NotSeen
 	Jobs
 	JobsEstimated
+	Due
 	OldestDue
 	Paused
 	Suspects
@@ -40,7 +41,8 @@ func Depths() []Def {
 			Name: "jobs", Unit: "{job}", Labels: []string{"queue", "state"},
 			Help: "Jobs that have not ended, and dead letters. Exact up to 200 of a queue, estimated from a sample of the table beyond that.",
 		},
-		JobsEstimated: {Name: "jobs_estimated", Unit: "{queue}", Labels: []string{"queue"}, Help: "1 if numbers of drover_jobs of the queue are estimates, else 0."},
+		JobsEstimated: {Name: "jobs_estimated", Unit: "{queue}", Labels: []string{"queue"}, Help: "1 if numbers of drover_jobs and drover_due of the queue are estimates, else 0."},
+		Due:           {Name: "due", Unit: "{job}", Labels: []string{"queue"}, Help: "Jobs of the queue that are due and wait for a claim, retries and paused jobs included; an estimate like drover_jobs."},
 		OldestDue:     {Name: "oldest_due", Unit: "s", Labels: []string{"queue"}, Help: "How long the oldest due job of the queue has waited that is not paused; 0 if none waits. Exact, except that while a kind is paused only the first 1,000 due jobs of each lane are looked at."},
 		Paused:        {Name: "paused", Unit: "{scope}", Labels: []string{"scope"}, Help: "1 for each scope that is paused: all, queue:NAME or kind:NAME. At most the first 100."},
 		Suspects:      {Name: "suspects", Unit: "{job}", Help: "Jobs that wait or run after a process died while they ran."},
@@ -156,8 +158,8 @@ func (d *Database) Collect(ctx context.Context, see See) {
 func (d *Database) depths(snap *drover.Snapshot, see See) {
 	states := []drover.State{drover.Available, drover.Scheduled, drover.Retryable, drover.Running, drover.Parked, drover.Discarded}
 	type depth struct {
-		jobs              map[drover.State]float64
-		oldest, estimated float64
+		jobs                   map[drover.State]float64
+		due, oldest, estimated float64
 	}
 	queues := map[string]*depth{}
 	for i := range snap.Queues {
@@ -174,6 +176,7 @@ func (d *Database) depths(snap *drover.Snapshot, see See) {
 		for state, n := range q.Jobs {
 			sum.jobs[state] += float64(n)
 		}
+		sum.due += float64(q.Due)
 		if q.Estimated {
 			sum.estimated = 1
 		}
@@ -186,6 +189,7 @@ func (d *Database) depths(snap *drover.Snapshot, see See) {
 			see(Jobs, sum.jobs[state], label, string(state))
 		}
 		see(JobsEstimated, sum.estimated, label)
+		see(Due, sum.due, label)
 		see(OldestDue, sum.oldest, label)
 	}
 }
