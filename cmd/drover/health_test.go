@@ -59,7 +59,7 @@ func TestHealth(t *testing.T) {
 		{first(doc["tables"]), "autovacuum dead_rows index_bytes invalid_indexes live_rows name needed_bytes table_bytes toast_bytes vacuum_threshold vacuumed_at vacuuming"},
 		{doc["claim"].(map[string]any), "floor_buffers full_buffers full_ms index_bytes queues unfinished"},
 		{first(doc["claim"].(map[string]any)["queues"]), "due oldest_due oldest_open paused queue supervisors"},
-		{doc["supervisors"].(map[string]any), "alive draining lost silent"},
+		{doc["supervisors"].(map[string]any), "alive draining in_flight lost silent"},
 	} {
 		if got := strings.Join(slices.Sorted(maps.Keys(c.of)), " "); got != c.keys {
 			t.Errorf("keys %s, want %s", got, c.keys)
