@@ -495,6 +495,7 @@ begin
 	select array_agg(id order by id) filter (where not keep), array_agg(id order by id) filter (where keep) into doomed, stored from old;
 	if doomed is not null then
 		begin
+			lock table jobs in row exclusive mode; -- if somebody has locked the whole table, no job is at fault
 			select w.done, w.refused into deleted, bad
 			from drover_walk_on(doomed, 'with gone as (delete from jobs where id = any($1) returning id) select drover_written(count(*), cardinality($1)) from gone') w;
 			refused := refused || drover_note_refused('prune', bad, deleted);
@@ -508,6 +509,7 @@ begin
 	end if;
 	if cardinality(stored) > 0 then
 		begin
+			lock table jobs in row exclusive mode;
 			select m.moved, m.conflicts, m.refused into archived, clash, bad from drover_put_away(stored) m;
 			bad := bad || (select coalesce(jsonb_agg(jsonb_build_object('id', i, 'error', 'jobs_archive has a job of this id already', 'code', '23505') order by i), '[]') from unnest(clash) as i);
 			refused := refused || drover_note_refused('archive', bad, archived);

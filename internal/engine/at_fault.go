@@ -54,6 +54,12 @@ func pickApart[T any](walk func([]T, func([]T) error, func(T, error) error) erro
 	return a, err
 }
 
+// tableOpen returns an error if another session has locked the whole table jobs against writes, for example to create
+// an index. Then each job would look as if the database refused it, so walks ask this before they blame a job.
+func (s *Shared) tableOpen(base context.Context, link *store.Line) error {
+	return s.roundTrip(base, link, func(ctx context.Context, conn store.Session) error { return conn.TableOpen(ctx, s.walkBound()) })
+}
+
 // patiently gives each item whose write timed out another try, alone and with more time: the server may have been busy,
 // or another session may have locked the row. An item that passes now is removed from a.refused. If an item fails again
 // and later() returns true, the item is also removed, because it is to be tried at another time. The result left counts

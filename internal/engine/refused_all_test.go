@@ -10,6 +10,7 @@ import (
 
 	"github.com/drover-queue/drover"
 	"github.com/drover-queue/drover/internal/engine"
+	"github.com/drover-queue/drover/internal/store"
 )
 
 // An outcome that is refused is kept even if the note of it in drover_set_aside is refused too.
@@ -335,5 +336,113 @@ func TestRefusedJobsAtTheHeadOfAQueue(t *testing.T) {
 			db.via(t, drover.Config{}).launch(t, drover.SupervisorConfig{Queues: []drover.Queue{{Concurrency: c.slots}}})
 			db.Soon(t, 30*time.Second, "not all healthy jobs have run", `select count(*) = 20 from jobs where state = 'completed'`)
 		})
+	}
+}
+
+// While somebody creates an index, no job can be claimed or settled, and no job is at fault. Afterwards all of them run.
+func TestWhileTheTableIsLockedNoJobIsAtFault(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	db := newQuietDB(t)
+	release := make(chan struct{})
+	sup := db.via(t, drover.Config{}).launch(t, drover.SupervisorConfig{
+		Lease: 2 * time.Second, Queues: []drover.Queue{{Concurrency: 20}},
+		Workers: handling(func(context.Context, *drover.Job, int) error { <-release; return nil }),
+	})
+	db.enqueueJobs(t, 5, nil)
+	eventually(t, func() bool { return sup.Stats().Running == 5 })
+	db.enqueueJobs(t, 40, &drover.EnqueueOpts{Delay: time.Second})
+	unlock := db.Hold(t, `lock table jobs in share mode`)
+	close(release)
+	for locked := time.Now(); time.Since(locked) < 8*time.Second; <-time.After(100 * time.Millisecond) { // a round trip takes at most a second
+		if aside := value[string](t, db, `select coalesce(string_agg(path || ': ' || error, ', '), '') from drover_set_aside`); aside != "" {
+			t.Fatalf("after %v a job is set aside: %s", time.Since(locked), aside)
+		}
+	}
+	unlock()
+	db.Soon(t, 10*time.Second, "jobs wait although the lock is gone", `select count(*) = 45 from jobs where state = 'completed'`)
+}
+
+// The start of a job with one attempt waits for a lock of the whole table.
+func TestAStartWaitsForALockOfTheTable(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.enqueue(t, job{1}, &drover.EnqueueOpts{MaxAttempts: 1})
+	s := db.via(t, drover.Config{}).stopped(t, drover.SupervisorConfig{Lease: 2 * time.Second})
+	start := &engine.Start{Run: s.claim(t)[0], Noted: make(chan bool, 1)}
+	s.Settler.Starts = []*engine.Start{start}
+	unlock := db.Hold(t, `lock table jobs in share mode`)
+	s.Settler.NoteStarts(t.Context(), s.Now())
+	unlock()
+	if n := value[int](t, db, `select count(*) from drover_set_aside`); n > 0 || len(start.Noted) > 0 {
+		t.Fatalf("%d jobs set aside, %d starts answered", n, len(start.Noted))
+	}
+	s.Settler.NoteStarts(t.Context(), s.Now().Add(time.Minute)) // after its pause
+	if !<-start.Noted {
+		t.Error("the job does not start although the lock is gone")
+	}
+}
+
+// The rescue of a dead supervisor's jobs waits for a lock of the whole table.
+func TestARescueWaitsForALockOfTheTable(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	db.held(t, "dead", 3)
+	db.Dead(t, "dead")
+	s := db.via(t, drover.Config{}).stopped(t, drover.SupervisorConfig{Lease: 30 * time.Second})
+	unlock := db.Hold(t, `lock table jobs in share mode`)
+	for range engine.PatientBeats + 1 {
+		s.beat(t)
+	}
+	unlock()
+	if n := value[int](t, db, `select count(*) from drover_set_aside`); n > 0 {
+		t.Fatalf("%d jobs are set aside", n)
+	}
+	s.beat(t)
+	if n := value[int](t, db, `select count(*) from jobs where state = 'retryable'`); n != 3 {
+		t.Errorf("%d of 3 jobs are freed", n)
+	}
+}
+
+// A crash is taken back after a lock of the whole table, however long the lock lasts.
+func TestATakeBackWaitsForALockOfTheTable(t *testing.T) {
+	t.Parallel()
+	db := newQuietDB(t)
+	id := value[string](t, db, `insert into jobs (kind, crashes, deaths, errors_total) values ('job', 1, 1, 1) returning id`)
+	db.exec(t, `insert into drover_ended_supervisors (id, host, pid, started_at, ended_at, died, blamed) values ('dead', '', 0, now(), now(), true, array[$1])`, id)
+	s := db.via(t, drover.Config{}).stopped(t, drover.SupervisorConfig{Lease: 30 * time.Second})
+	s.Keeper.Was = []engine.PastLease{{ID: "dead", Late: map[string]int{id: engine.PatientBeats - 1}}}
+	unlock := db.Hold(t, `lock table jobs in share mode`)
+	s.beat(t)
+	unlock()
+	s.beat(t)
+	if !value[bool](t, db, `select crashes = 0 and deaths = 0 from jobs`) || len(s.Keeper.Was) > 0 {
+		t.Errorf("not taken back: %s", value[string](t, db, `select row_to_json(j)::text from jobs j`))
+	}
+}
+
+// The pruner waits for a lock of the whole table.
+func TestThePrunerWaitsForALockOfTheTable(t *testing.T) {
+	t.Parallel()
+	slow(t)
+	db := newQuietDB(t)
+	db.exec(t, `insert into queues (name, archive_discarded_after) values ('default', interval '1 hour') on conflict (name) do update set archive_discarded_after = excluded.archive_discarded_after`)
+	for _, state := range []string{"completed", "discarded"} {
+		db.Finished(t, state, 72*time.Hour)
+	}
+	kept := store.Keeping{Completed: keepFor(drover.KeepFor(time.Hour))}
+	unlock := db.Hold(t, `lock table jobs in share mode`)
+	if _, err := db.prune(t.Context(), engine.PruneWalk{}, kept); err != nil {
+		t.Error(err)
+	}
+	unlock()
+	if n := value[int](t, db, `select count(*) from drover_set_aside`); n > 0 {
+		t.Fatalf("%d jobs are set aside", n)
+	}
+	if _, err := db.prune(t.Context(), engine.PruneWalk{}, kept); err != nil {
+		t.Error(err)
+	}
+	if n := value[int](t, db, `select count(*) from jobs`); n > 0 {
+		t.Errorf("%d jobs are left", n)
 	}
 }

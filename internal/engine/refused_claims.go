@@ -296,8 +296,11 @@ func without(heads []store.Head, refused []refusal[store.Head]) []store.Head {
 }
 
 // claimParts claims and starts the jobs in parts: first one job, then two, four and so on. After a quarter of a lease
-// it ends the walk.
+// it ends the walk. If another session has locked the table, claimParts tries no job.
 func (c *claimer) claimParts(base context.Context, p *Plan, heads []store.Head) (a apart[store.Head], err error) {
+	if err := c.tableOpen(base, &c.Link); err != nil {
+		return a, err
+	}
 	end, tried := c.Now().Add(c.Cfg.Lease/4), 0
 	a, err = pickApart(pg.BisectFailed, heads, func(part []store.Head) (int, error) {
 		if tried++; tried > 1 && (c.Now().After(end) || c.Draining.Load()) {

@@ -56,6 +56,9 @@ func (k *keeper) undoCrashesOf(ctx context.Context, conn store.Session, l *PastL
 	if err != nil || len(blamed) == 0 {
 		return all, err
 	}
+	if err := conn.TableOpen(ctx, k.walkBound()); err != nil {
+		return false, err
+	}
 	takeBack := func(jobs []string, bound time.Duration) error {
 		if err := pg.TimeFor(ctx, 2*bound); err != nil {
 			return err
@@ -196,9 +199,15 @@ type rescued struct {
 }
 
 // Free settles the jobs of a dead supervisor, except jobs that their owner settled at the last moment and jobs whose
-// rows are locked. A job that the database refuses to settle does not hold up the others. Free returns the jobs that
-// are left for the next beat, and the reason as an error.
+// rows are locked. A job that the database refuses to settle does not hold up the others. While another session has
+// locked the whole table, Free settles nothing. Free returns the jobs that are left for the next beat, and the reason as
+// an error.
 func (k *keeper) Free(ctx context.Context, conn store.Session, owner string, h *store.Scan, held []store.Held) (left []store.Held, err error) {
+	if len(held) > 0 {
+		if err := conn.TableOpen(ctx, k.walkBound()); err != nil {
+			return held, err
+		}
+	}
 	var errs []error
 	var noSlots error
 	all, late := len(held), 0

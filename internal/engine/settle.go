@@ -356,6 +356,10 @@ func unsent(out ...*Run) {
 
 // settleApart settles outcomes in parts, after the database has refused them together.
 func (s *settler) settleApart(base context.Context, out []*Run) error {
+	if err := s.tableOpen(base, &s.Link); err != nil {
+		s.requeue(out)
+		return err
+	}
 	a, err := pickApart(pg.BisectFailed, out, func(part []*Run) (int, error) { return len(part), s.settlePart(base, part) }, (*Run).simplify)
 	s.requeue(a.rest)
 	for _, b := range a.refused {

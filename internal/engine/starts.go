@@ -48,7 +48,19 @@ func (s *settler) NoteStarts(base context.Context, now time.Time) bool {
 		return false
 	}
 	noted := map[string]time.Time{}
-	a, err := pickApart(pg.Bisect, starts, func(part []*Start) (int, error) { return s.notePart(base, part, noted) }, nil)
+	try := func(part []*Start) (int, error) { return s.notePart(base, part, noted) }
+	asked := false
+	a, err := pickApart(pg.Bisect, starts, func(part []*Start) (int, error) {
+		n, err := try(part)
+		if asked || !pg.TimedOut(err) {
+			return n, err
+		}
+		asked = true
+		if locked := s.tableOpen(base, &s.Link); locked != nil {
+			return 0, locked
+		}
+		return try(part) // once more, because a lock of the table may have ended just now
+	}, nil)
 	for _, b := range a.refused {
 		if err == nil {
 			err = s.StartRefused(base, b.item.Run, b.err, a.passed == 0)

@@ -287,6 +287,12 @@ func mutants() (all []mutant) {
 		}},
 		{"internal/engine/settle.go", []mutant{
 			{
+				name: "settle-table-locked", bug: "outcomes count as refused while somebody creates an index",
+				old:   "err := s.tableOpen(base, &s.Link); err != nil",
+				new:   "err := s.tableOpen(base, &s.Link); err != nil && false",
+				tests: []string{"TestWhileTheTableIsLockedNoJobIsAtFault"},
+			},
+			{
 				name: "stop-forgets-refused", bug: "a stop does not try again an outcome that the database has refused before",
 				old:   "\ts.Trip(ctx, s.Take(s.Now()))\n",
 				new:   "\ts.requeue(s.Take(s.Now()))\n\t_ = ctx\n",
@@ -466,6 +472,18 @@ func mutants() (all []mutant) {
 			},
 		}},
 		{"migrations/00016_retention.sql", []mutant{
+			{
+				name: "archive-table-locked", bug: "dead letters are not archived for a pause because somebody has created an index",
+				old:   "\t\t\tlock table jobs in row exclusive mode;\n\t\t\tselect m.moved",
+				new:   "\t\t\tselect m.moved",
+				tests: []string{"TestThePrunerWaitsForALockOfTheTable"},
+			},
+			{
+				name: "prune-table-locked", bug: "jobs are not pruned for a pause because somebody has created an index",
+				old:   "\t\t\tlock table jobs in row exclusive mode; -- if somebody has locked the whole table, no job is at fault\n",
+				new:   "",
+				tests: []string{"TestThePrunerWaitsForALockOfTheTable"},
+			},
 			{
 				name: "follow-up-pruned", bug: "the pruner deletes a dead letter whose follow-up is set aside, and the follow-up is lost",
 				old:   "s.path = 'follow-up' and s.job = i)",
@@ -1491,6 +1509,12 @@ func mutants() (all []mutant) {
 		}},
 		{"internal/engine/starts.go", []mutant{
 			{
+				name: "start-table-locked", bug: "jobs that cannot start while somebody creates an index are set aside",
+				old:   "asked := false",
+				new:   "asked := true",
+				tests: []string{"TestAStartWaitsForALockOfTheTable"},
+			},
+			{
 				name: "refused-start", bug: "one start that cannot be written down holds up all of them",
 				old:   "func(part []*Start) (int, error) { return s.notePart(base, part, noted) }",
 				new:   "func([]*Start) (int, error) { return s.notePart(base, starts, noted) }",
@@ -1498,6 +1522,12 @@ func mutants() (all []mutant) {
 			},
 		}},
 		{"internal/engine/refused_claims.go", []mutant{
+			{
+				name: "claim-table-locked", bug: "jobs are set aside while somebody creates an index",
+				old:   "err := c.tableOpen(base, &c.Link); err != nil",
+				new:   "err := c.tableOpen(base, &c.Link); err != nil && false",
+				tests: []string{"TestWhileTheTableIsLockedNoJobIsAtFault"},
+			},
 			{
 				name: "aside-but-claimed", bug: "claims ask for what is set aside",
 				old:   "\tp.Req.SkipSetAside = len(c.Refused.Aside) > 0\n\tif len(c.Refused.skipped)",
@@ -1902,6 +1932,18 @@ func mutants() (all []mutant) {
 			},
 		}},
 		{"internal/engine/rescue.go", []mutant{
+			{
+				name: "take-back-table-locked", bug: "a crash that was none is not taken back because somebody creates an index",
+				old:   "if err := conn.TableOpen(ctx, k.walkBound()); err != nil {\n\t\treturn false",
+				new:   "if err := conn.TableOpen(ctx, k.walkBound()); err != nil && false {\n\t\treturn false",
+				tests: []string{"TestATakeBackWaitsForALockOfTheTable"},
+			},
+			{
+				name: "rescue-table-locked", bug: "the rescue of jobs breaks off the heartbeat while somebody creates an index",
+				old:   "if len(held) > 0 {\n",
+				new:   "if len(held) > 0 && false {\n",
+				tests: []string{"TestARescueWaitsForALockOfTheTable"},
+			},
 			{
 				name: "one-past-lease", bug: "who loses its lease again forgets that the first death is to be taken back",
 				old:   "\t\tk.Was = append(k.Was, PastLease{ID: id, Late: map[string]int{}})\n",

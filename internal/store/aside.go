@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -43,7 +44,8 @@ select coalesce(drover_refuse($1, id, claim_seq, $5, $6, $7), '') from (
 	where id = $3 and claim_seq = $4 and coalesce(claimed_by, '') = $2 and (finalized_at is null) is true
 		and ($8::timestamptz is null or attempted_at = $8) for update skip locked
 ) j`
-	sqlSetAside = `select drover_set_aside($1, jsonb_build_array(jsonb_build_object('id', $2::text, 'error', $3::text, 'code', $4::text)))`
+	sqlWriteLock = `lock table only jobs in row exclusive mode`
+	sqlSetAside  = `select drover_set_aside($1, jsonb_build_array(jsonb_build_object('id', $2::text, 'error', $3::text, 'code', $4::text)))`
 
 	// sqlAside lists the jobs that claims have set aside, and whether it is time to try each of them again. The jobs whose
 	// time has come are first in the list. Otherwise a thousand jobs of queues and kinds that nobody serves could crowd
@@ -100,6 +102,20 @@ func (s Session) ClaimThese(ctx context.Context, req *ClaimRequest, ids []string
 	p.Commit()
 	p.Call(func() { reply.Committed = true })
 	return p.Send(ctx, s.Conn)
+}
+
+// TableOpen returns an error if another session has locked the table jobs against writes, for example to create an
+// index. No row is to blame for this error, even if it is a time-out. The parameter bound holds for TableOpen even on a
+// new connection. Other statements wait for the lock already when the server prepares them, and no bound ends that.
+func (s Session) TableOpen(ctx context.Context, bound time.Duration) error {
+	err := s.inTx(ctx, func(p *pipeline) {
+		p.BoundPlan(bound)
+		p.Exec(nil, sqlWriteLock)
+	})
+	if pg.RowsFault(err) {
+		return fmt.Errorf("the table jobs cannot be locked for a write: %v", err) //nolint:errorlint // as text, in which walks see no row's error
+	}
+	return err
 }
 
 // Refused is a job that the database refuses to hand out or to settle.
