@@ -75,8 +75,8 @@ func byID() []struct{ name, state, sql string } {
 
 // notByID returns the functions that do not find jobs by id, or that functions in byID call.
 func notByID() []string {
-	return strings.Fields(`archivable clock discarded_with edit_jobs end_one enqueue enqueue_many failure_policy fits hold key_taken known_scope
-	page periodic_enqueue quarantined redrive_check redrive_judge redrive_let_lie redrive_next rerun_jobs retain_next sample_depth seek unique_owner`)
+	return strings.Fields(`archivable clock discarded_with edit_jobs end_one enqueue enqueue_many failure_policy fits hold key_taken known_scope newest_dead
+	page periodic_enqueue redrive_check redrive_judge redrive_let_lie redrive_next rerun_jobs retain_next sample_depth seek unique_owner`)
 }
 
 // A statement that finds jobs by id reads only these jobs, however old its plan and the statistics are. It reads neither
