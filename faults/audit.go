@@ -59,8 +59,8 @@ func (h *history) readDatabase(ctx context.Context, pool *pgxpool.Pool) (err err
 	return pool.QueryRow(ctx, `select deadlocks, xact_rollback from pg_stat_database where datname = current_database()`).Scan(&h.deadlocks, &h.rollbacks)
 }
 
-func collect[T any](ctx context.Context, pool *pgxpool.Pool, sql string) ([]T, error) {
-	rows, err := pool.Query(ctx, sql)
+func collect[T any](ctx context.Context, pool *pgxpool.Pool, sql string, args ...any) ([]T, error) {
+	rows, err := pool.Query(ctx, sql, args...)
 	if err != nil {
 		return nil, err
 	}

@@ -123,12 +123,23 @@ select (select count(*) = 3 from jobs where id = any($1) and state = 'completed'
 	return errors.Join(found, log.file.Close())
 }
 
-// resolve commits the transactions that workers had prepared when the server died, as a transaction manager does.
+// resolve commits the transactions that workers had prepared when the server died, as a transaction manager does. It
+// waits until all transactions that were prepared before it began are two seconds old or gone, because a worker commits
+// its own within that time.
 func resolve(ctx context.Context, pool *pgxpool.Pool) error {
+	var began time.Time
+	if err := pool.QueryRow(ctx, `select clock_timestamp()`).Scan(&began); err != nil {
+		return err
+	}
 	return until(ctx, "all transactions of workers are committed", time.Minute, func() (bool, error) {
-		left, err := collect[struct{ Name string }](ctx, pool, `select gid from pg_prepared_xacts where database = current_database() and prepared < clock_timestamp() - interval '2 s'`)
+		left, err := collect[struct {
+			Name string
+			Old  bool
+		}](ctx, pool, `select gid, prepared < clock_timestamp() - interval '2 s' from pg_prepared_xacts where database = current_database() and prepared <= $1`, began)
 		for _, x := range left {
-			_, _ = pool.Exec(ctx, fmt.Sprintf(`commit prepared '%s'`, x.Name)) // the worker may have committed it meanwhile
+			if x.Old {
+				_, _ = pool.Exec(ctx, fmt.Sprintf(`commit prepared '%s'`, x.Name)) // the worker may have committed it meanwhile
+			}
 		}
 		return err == nil && len(left) == 0, nil
 	})
