@@ -27,8 +27,6 @@ type (
 	badPropagator struct{ fixed }
 	losing        struct{ fixed } // a propagator that returns a context of its own
 	losingNil     struct{ fixed }
-	losingTracers struct{ noop.TracerProvider }
-	losingTracer  struct{ noop.Tracer }
 	badTracers    struct{ noop.TracerProvider }
 	badTracer     struct{ noop.Tracer }
 	nilTracers    struct{ noop.TracerProvider }
@@ -53,11 +51,6 @@ func (losing) Extract(context.Context, propagation.TextMapCarrier) context.Conte
 	return context.Background()
 }
 func (losingNil) Extract(context.Context, propagation.TextMapCarrier) context.Context { return nil }
-
-func (losingTracers) Tracer(string, ...trace.TracerOption) trace.Tracer { return losingTracer{} }
-func (losingTracer) Start(context.Context, string, ...trace.SpanStartOption) (context.Context, trace.Span) {
-	return context.Background(), noop.Span{}
-}
 
 func (badTracers) Tracer(string, ...trace.TracerOption) trace.Tracer { return badTracer{} }
 func (nilTracers) Tracer(string, ...trace.TracerOption) trace.Tracer { return nil }
@@ -84,7 +77,6 @@ func TestBrokenTelemetryCostsNoJob(t *testing.T) {
 		"tracer":     func(o *droverotel.Options) { o.TracerProvider = badTracers{} },
 		"lost":       func(o *droverotel.Options) { o.Propagator = losing{} },
 		"nil":        func(o *droverotel.Options) { o.Propagator = losingNil{} },
-		"lost span":  func(o *droverotel.Options) { o.TracerProvider = losingTracers{} },
 		"no span":    func(o *droverotel.Options) { o.TracerProvider = nilSpans{} },
 		"name":       func(o *droverotel.Options) { o.SpanName = func(string, string, string) string { panic("name") } },
 		"all global": func(o *droverotel.Options) { *o = droverotel.Options{} },

@@ -13,6 +13,7 @@ import (
 	"github.com/oklog/ulid/v2"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
@@ -103,8 +104,8 @@ func (t *Telemetry) relate(ctx context.Context, job *drover.Job, opts []trace.Sp
 	}
 	parent := t.opts.Propagator.Extract(empty, c)
 	created := trace.SpanContextFromContext(parent)
-	if foreign(parent, ctx) {
-		parent = trace.ContextWithRemoteSpanContext(ctx, created)
+	if _, known := t.opts.Propagator.(propagation.TraceContext); !known && (parent == nil || parent.Done() != ctx.Done()) {
+		parent = trace.ContextWithRemoteSpanContext(ctx, created) // or the handler would not learn that its time is over
 	}
 	if created.IsValid() {
 		opts = append(slices.Clip(opts), trace.WithLinks(trace.Link{SpanContext: created})) // a copy, because all runs share opts

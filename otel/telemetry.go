@@ -194,20 +194,11 @@ func (t *Telemetry) report(p any) {
 	otel.Handle(fmt.Errorf("droverotel: telemetry panicked, jobs go on: %v", p))
 }
 
-// foreign reports whether a context that telemetry returned for ctx is nil or does not end with ctx. A handler with such
-// a context would not learn that its time is over.
-func foreign(returned, ctx context.Context) bool {
-	return returned == nil || returned.Done() != ctx.Done()
-}
-
 // start begins a span. If the tracer returns no span or no context, start returns ctx and a span that does nothing.
 func (t *Telemetry) start(ctx context.Context, name string, opts ...trace.SpanStartOption) (context.Context, trace.Span) {
 	inner, span := t.tracer.Start(ctx, name, opts...)
 	if span == nil || inner == nil {
 		return ctx, noop.Span{}
-	}
-	if foreign(inner, ctx) {
-		inner = trace.ContextWithSpan(ctx, span)
 	}
 	return inner, span
 }

@@ -2705,6 +2705,12 @@ func mutants() (all []mutant) {
 		}},
 		{"otel/run.go", []mutant{
 			{
+				name: "otel-takes-the-deadline", bug: "a propagator with a context of its own takes the handler's deadline away",
+				old:   "parent == nil || parent.Done() != ctx.Done()",
+				new:   "parent == nil",
+				tests: []string{"TestBrokenTelemetryCostsNoJob"},
+			},
+			{
 				name: "otel-run-without-link", bug: "a run's span does not link to the enqueue",
 				old:   "\tif created.IsValid() {\n",
 				new:   "\tif created.IsValid() && false {\n",
@@ -2736,12 +2742,6 @@ func mutants() (all []mutant) {
 			},
 		}},
 		{"otel/telemetry.go", []mutant{
-			{
-				name: "otel-takes-the-deadline", bug: "a propagator or tracer with a context of its own takes the handler's deadline away",
-				old:   "returned == nil || returned.Done() != ctx.Done()",
-				new:   "returned == nil",
-				tests: []string{"TestBrokenTelemetryCostsNoJob"},
-			},
 			{
 				name: "otel-trace-for-ever", bug: "a trace goes on for as long as its job is retried",
 				old:   "return age > time.Hour }",
